@@ -1,0 +1,1 @@
+"""toka: an LLM inference engine for throughput. Nothing is imported here, so that `import toka.wire` stays cheap."""

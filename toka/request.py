@@ -1,0 +1,91 @@
+"""What the API hands to the engine, and what it hears back."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from toka.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose tokens."""
+
+    temperature: float = 1.0
+    """0: always the most probable token."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: off."""
+    seed: int | None = None
+    """int64. None: the engine draws one for the request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one client asked for, checked and tokenized. Choice `p * n + i` is sample i of prompt p."""
+
+    id: str
+    prompts: list[list[int]]
+    """Token ids of each prompt, at least one prompt, each of at least one token."""
+    n: int = 1
+    max_tokens: int | None = None
+    """New tokens of each choice; None: as many as the context holds."""
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    """Strings that end a choice; they are not part of its text."""
+    ignore_eos: bool = False
+    stream: bool = False
+    """Deliver text as it comes; otherwise once, at the end of each choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """News of one choice."""
+
+    index: int
+    text: str
+    """Text since the last delta of this choice. Never ends inside a character, nor in what may become a stop string."""
+    tokens: int
+    """Sampled tokens of this choice so far, the one that ended it included."""
+    finish_reason: str | None = None
+    """`stop` or `length` in the last delta of the choice, else None."""
+    stop_reason: str | None = None
+    """The stop string that ended the choice; None for EOS and length."""
+
+
+class Listener(Protocol):
+    """Who waits for a request. Called on the event loop; must return at once and never raise."""
+
+    def deliver(self, deltas: list[Delta]) -> None:
+        """At most once a step: all that the step brought for this request."""
+
+    def fail(self, error: RequestError) -> None:
+        """The request ends here without the rest of its answer. Nothing follows."""
+
+
+class Generation(Protocol):
+    """A request in flight."""
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens, over all prompts, that the prefix cache held."""
+
+    def cancel(self) -> None:
+        """Nobody waits any more: give everything back. No call of the listener follows. Harmless after the end."""
+
+
+class Server(Protocol):
+    """What the API sees of the engine."""
+
+    @property
+    def ready(self) -> bool:
+        """A request would start now."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt + answer in tokens; 0 until ready."""
+
+    def submit(self, request: Request, listener: Listener) -> Generation:
+        """Start a request. Raises RequestError, before any work is done, if it cannot be served."""
+
+    def info(self) -> dict[str, object]:
+        """The engine's state for /server_info: blocks in all and free, running, waiting, steps, and so on."""
