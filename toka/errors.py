@@ -1,20 +1,20 @@
 """What can go wrong, as a tree. Each class knows its HTTP status and OpenAI's `type` and `code`.
 
-    TokaError
-    ├── ConfigError              a wrong option: exit code 2
-    ├── StartError               the server or a worker cannot start: exit code 1
-    └── RequestError             one request fails; everything else goes on
-        ├── BadRequest           400  the request itself is wrong
-        │   ├── ContextLengthExceeded
-        │   └── Unsupported
-        ├── InvalidApiKey        401
-        ├── NotFound             404
-        │   └── ModelNotFound
-        ├── MethodNotAllowed     405
-        ├── BodyTooLarge         413
-        ├── WrongContentType     415
-        ├── EngineFault          500  this request broke something; do not send it again
-        └── Unavailable          503  loading, draining, or the workers are gone
+TokaError
+├── ConfigError              a wrong option: exit code 2
+├── StartError               the server or a worker cannot start: exit code 1
+└── RequestError             one request fails; everything else goes on
+    ├── BadRequest           400  the request itself is wrong
+    │   ├── ContextLengthExceeded
+    │   └── Unsupported
+    ├── InvalidApiKey        401
+    ├── NotFound             404
+    │   └── ModelNotFound
+    ├── MethodNotAllowed     405
+    ├── BodyTooLarge         413
+    ├── WrongContentType     415
+    ├── EngineFault          500  this request broke something; do not send it again
+    └── Unavailable          503  loading, draining, or the workers are gone
 """
 
 from typing import ClassVar

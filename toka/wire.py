@@ -28,7 +28,7 @@ VERSION = 1
 ANY_RANK = -1
 """A worker without a rank of its own in `Hello`: the engine gives it the first that is free."""
 MAX_STOP_IDS = 9
-"""How many ids the device stops at by itself (EOS and eight more). The engine judges every end; this only saves work."""
+"""How many ids the device stops at by itself: EOS and eight more. The engine judges every end; this only saves work."""
 NO_TOKEN = -1
 """What a worker returns for a row whose sequence has already stopped on the device."""
 
@@ -40,7 +40,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 # Worker → engine, on the control socket
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, tag="hello", frozen=True, kw_only=True):
     """A worker asks to join."""
 
     version: int
@@ -57,7 +57,7 @@ class Hello(Message, tag="hello"):
 # Engine → worker, on the control socket
 
 
-class Welcome(Message, tag="welcome"):
+class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
     """The worker is in: what to load, how large, and where to talk."""
 
     epoch: int
@@ -86,7 +86,7 @@ class Welcome(Message, tag="welcome"):
     """Plans that may be in flight at once."""
 
 
-class Refused(Message, tag="refused"):
+class Refused(Message, tag="refused", frozen=True, kw_only=True):
     """The worker may not join; `reason` says what to do about it."""
 
     reason: str
@@ -95,14 +95,14 @@ class Refused(Message, tag="refused"):
 # Worker → engine
 
 
-class Attached(Message, tag="attached"):
+class Attached(Message, tag="attached", frozen=True, kw_only=True):
     """Both data sockets are connected; loading begins."""
 
     epoch: int
     rank: int
 
 
-class Loading(Message, tag="loading"):
+class Loading(Message, tag="loading", frozen=True, kw_only=True):
     """How far a long start has come: `done` of `total` bytes (or steps) of `phase`."""
 
     epoch: int
@@ -112,7 +112,7 @@ class Loading(Message, tag="loading"):
     total: int
 
 
-class Ready(Message, tag="ready"):
+class Ready(Message, tag="ready", frozen=True, kw_only=True):
     """Weights are loaded and the KV cache is allocated."""
 
     epoch: int
@@ -127,7 +127,7 @@ class Ready(Message, tag="ready"):
     """Time from `Welcome` to here."""
 
 
-class Failed(Message, tag="failed"):
+class Failed(Message, tag="failed", frozen=True, kw_only=True):
     """The worker cannot go on and is about to leave; `reason` is one line for the person who started it."""
 
     epoch: int
@@ -135,7 +135,7 @@ class Failed(Message, tag="failed"):
     reason: str
 
 
-class Beat(Message, tag="beat"):
+class Beat(Message, tag="beat", frozen=True, kw_only=True):
     """The process lives, whatever its main thread is busy with; `step` is the last one done (-1: none yet)."""
 
     epoch: int
@@ -143,7 +143,7 @@ class Beat(Message, tag="beat"):
     step: int
 
 
-class Tokens(Message, tag="tokens"):
+class Tokens(Message, tag="tokens", frozen=True, kw_only=True):
     """What one step sampled."""
 
     epoch: int
@@ -161,7 +161,7 @@ class Tokens(Message, tag="tokens"):
 # Engine → worker
 
 
-class Agreed(Message, tag="agreed"):
+class Agreed(Message, tag="agreed", frozen=True, kw_only=True):
     """The least `num_blocks` over the ranks of the replica. Plans name blocks below it only."""
 
     epoch: int
@@ -193,7 +193,7 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """How many of `ids` the client sent; the rest was generated before a preemption."""
 
 
-class Plan(Message, tag="plan"):
+class Plan(Message, tag="plan", frozen=True, kw_only=True):
     """One step, as changes to what the worker already holds. Applied in this order: releases, admits, appends; then the
     step runs over the chunks and the decoding slots.
 
@@ -215,7 +215,7 @@ class Plan(Message, tag="plan"):
     """int32[n]: slots that run their last token. None: those of the plan before."""
 
 
-class Stop(Message, tag="stop"):
+class Stop(Message, tag="stop", frozen=True, kw_only=True):
     """Finish what was sent and exit with code 0."""
 
     reason: str = ""

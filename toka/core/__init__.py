@@ -1,0 +1,1 @@
+"""The engine's decisions, pure: integers in, plans out. No asyncio, no I/O, no clock, no logging."""

@@ -1,0 +1,390 @@
+"""Decides what each step runs, and learns from what came back. The whole state of one replica for one epoch.
+
+The life of a sequence here:
+
+    submit ─▶ waiting ─▶ prefilling ─▶ decoding ─▶ draining ─▶ (gone)
+                 ▲            │            │
+                 └─ preempt ──┴────────────┘
+
+Plans are made ahead of results: `scheduled` counts the tokens planned, `returned` those come back, and up to
+`depth.value` plans are in flight. What makes that safe:
+
+* A result belongs to the row of the roster kept with its plan, never to whoever has the slot now.
+* A sequence that reaches its limit gives up slot and blocks as soon as its last step is planned. Others may get them
+  in the next plan: steps run in order, so the old writes happen first.
+* A sequence that ended unexpectedly (a stop id) may still be in plans in flight. It is draining: their rows are
+  dropped, and its seat is freed with the last of them.
+* Preemption needs to know where everything stands: when blocks run short, nothing is planned until nothing is in
+  flight, and only then is the newest sequence sent back to the head of the queue with all the tokens it has made.
+"""
+
+from collections import OrderedDict, deque
+from typing import NamedTuple
+
+import numpy as np
+
+from toka.core.admission import Load, admits
+from toka.core.blocks import BlockPool, Ints
+from toka.core.depth import Depth
+from toka.core.seats import NO_SLOT, Flags, Seats
+from toka.core.sequence import End, Sequence
+from toka.wire import NO_TOKEN, Admit, Plan, Tokens
+
+NOBODY: Ints = np.zeros(0, dtype=np.int32)
+
+
+class Limits(NamedTuple):
+    """What a replica holds."""
+
+    num_blocks: int
+    page_size: int
+    max_seqs: int
+    """Sequences in one step, and so slots."""
+    max_tokens: int
+    """Tokens in one step."""
+    max_ahead: int
+    """Plans in flight at most."""
+    max_len: int
+    """Tokens of the longest sequence."""
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that `tokens` tokens take."""
+        return -(-tokens // self.page_size)
+
+
+class News(NamedTuple):
+    """One token of a watched sequence; `end` is set with its last one."""
+
+    sequence: Sequence
+    token: int
+    end: End | None
+
+
+class Ended(NamedTuple):
+    """A sequence that nobody watched is over; `tokens` is all it generated, int32, the ending token included."""
+
+    sequence: Sequence
+    end: End
+    tokens: Ints
+
+
+class Progress(NamedTuple):
+    """What one step brought."""
+
+    news: list[News]
+    ended: list[Ended]
+
+
+class Diverged(Exception):
+    """The worker's results do not fit the plans: nothing that comes after can be trusted, the epoch must end."""
+
+
+class _Flight(NamedTuple):
+    """A plan in flight: its step and, by row, the seats that its results are for."""
+
+    step: int
+    roster: Ints
+
+
+class Scheduler:
+    """One replica's queue, batch and blocks. `plan` and `apply` alternate in any order; neither waits."""
+
+    def __init__(self, limits: Limits, epoch: int = 0) -> None:
+        self.limits = limits
+        self.epoch = epoch
+        self.depth = Depth(limits.max_ahead)
+        self.pool = BlockPool(limits.num_blocks)
+        # Twice as many seats as slots: a full batch may run while another full batch is draining.
+        self.seats = Seats(2 * limits.max_seqs, limits.blocks_for(limits.max_len))
+        self.steps = 0
+        self.preemptions = 0
+        self._arrivals = 0
+        self._waiting: OrderedDict[int, Sequence] = OrderedDict()
+        self._prefilling: list[int] = []
+        self._decoding: Ints = NOBODY
+        self._slots = list(range(limits.max_seqs - 1, -1, -1))
+        self._released: list[int] = []
+        self._flights: deque[_Flight] = deque()
+        self._sent: bytes = b""
+
+    def __repr__(self) -> str:
+        return (
+            f"<Scheduler epoch {self.epoch}: step {self.steps}, {self.waiting} waiting, {self.running} running, "
+            f"{self.in_flight} in flight, {self.pool!r}>"
+        )
+
+    @property
+    def waiting(self) -> int:
+        """Sequences in the queue."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Sequences that have a slot."""
+        return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def in_flight(self) -> int:
+        """Plans whose results are not in."""
+        return len(self._flights)
+
+    def fits(self, sequence: Sequence) -> bool:
+        """Whether the sequence could run to its limit with the cache to itself."""
+        limits = self.limits
+        return sequence.longest <= limits.max_len and limits.blocks_for(sequence.longest) <= limits.num_blocks
+
+    def submit(self, sequence: Sequence) -> None:
+        """Put a sequence at the end of the queue. It must fit."""
+        assert self.fits(sequence), f"{sequence} is larger than the KV cache"
+        sequence.arrival = self._arrivals
+        self._arrivals += 1
+        self._waiting[sequence.arrival] = sequence
+
+    def finish(self, sequence: Sequence, end: End) -> None:
+        """End a sequence from outside: cancelled, or stopped by what the engine sees in its text. Harmless after its
+        end."""
+        if sequence.end:
+            return
+        sequence.end = end
+        if self._waiting.pop(sequence.arrival, None):
+            return
+        seat = sequence.seat
+        self.seats.alive[seat] = False
+        self._stop_running(np.array([seat], dtype=np.int32))
+        if self.seats.flying[seat] == 0:
+            self.seats.leave(seat)
+
+    # Planning
+
+    def plan(self) -> Plan | None:
+        """The next step, or None: nothing to run, enough in flight, or results are needed before anything else."""
+        if len(self._flights) >= self.depth.value:
+            return None
+        if not self._grow():
+            return None
+        decoding = self._decoding
+        admitted: list[Admit] = []
+        appended = self._append(decoding)
+        chunks, filled = self._prefill(self.limits.max_tokens - len(decoding), admitted)
+        roster = np.concatenate([filled, decoding]) if len(filled) else decoding
+        if not chunks and not len(decoding):
+            return None
+
+        rows = self.seats.slot[decoding].astype("<i4").tobytes()
+        plan = Plan(
+            epoch=self.epoch,
+            step=self.steps,
+            releases=np.array(self._released, dtype="<i4").tobytes(),
+            admits=admitted,
+            appends=appended,
+            chunks=np.array(chunks, dtype="<i4").tobytes(),
+            decode=None if rows == self._sent else rows,
+        )
+        self._sent = rows
+        self._released = []
+        self._flights.append(_Flight(self.steps, roster))
+        self.steps += 1
+        self._advance(filled, decoding)
+        return plan
+
+    def _grow(self) -> bool:
+        """See that every decoding sequence can get the block it needs; False: not before what is in flight is in."""
+        while len(self._short(self._decoding)) > self.pool.free:
+            if self._flights:
+                return False
+            self._preempt()
+        return True
+
+    def _short(self, seats: Ints) -> Ints:
+        """Those of `seats` whose next token starts a block that they do not own yet."""
+        short: Ints = seats[self.seats.length[seats] == self.seats.blocks[seats] * self.limits.page_size]
+        return short
+
+    def _append(self, decoding: Ints) -> bytes:
+        """Give each decoding sequence the block it needs; int32[n, 2] of (slot, block)."""
+        short = self._short(decoding)
+        if not len(short):
+            return b""
+        blocks = self.pool.take(len(short))
+        self.seats.table[short, self.seats.blocks[short]] = blocks
+        self.seats.blocks[short] += 1
+        return np.stack([self.seats.slot[short], blocks], axis=1).astype("<i4").tobytes()
+
+    def _prefill(self, budget: int, admitted: list[Admit]) -> tuple[list[tuple[int, int, int]], Ints]:
+        """Spend up to `budget` tokens on prompts: first those begun, then new ones in the order of their arrival.
+        Returns the chunks (slot, start, length) and the seats that are filled with this step."""
+        chunks: list[tuple[int, int, int]] = []
+        filled: list[int] = []
+        seats = self.seats
+
+        def chunk(seat: int) -> None:
+            nonlocal budget
+            start, fill = int(seats.filled[seat]), int(seats.fill[seat])
+            count = min(budget, fill - start)
+            budget -= count
+            chunks.append((int(seats.slot[seat]), start, count))
+            seats.filled[seat] = seats.length[seat] = start + count
+            if start + count == fill:
+                filled.append(seat)
+
+        for seat in self._prefilling:
+            if budget <= 0:
+                break
+            chunk(seat)
+        while budget > 0 and (admitted_seat := self._admit(admitted)) is not None:
+            chunk(admitted_seat)
+        return chunks, np.array(filled, dtype=np.int32)
+
+    def _admit(self, admitted: list[Admit]) -> int | None:
+        """Seat the sequence at the head of the queue, if there is one and it may start."""
+        if not self._waiting or not self._slots or not self.seats.free:
+            return None
+        sequence = next(iter(self._waiting.values()))
+        need = self.limits.blocks_for(len(sequence.prompt) + sequence.kept)
+        if not admits(Load(self.pool.free, self.running, self.limits.page_size), need):
+            return None
+        del self._waiting[sequence.arrival]
+        fill = sequence.fill()
+        seat = self.seats.sit(sequence, self._slots.pop(), len(fill))
+        blocks = self.pool.take(need)
+        self.seats.table[seat, :need] = blocks
+        self.seats.blocks[seat] = need
+        self._prefilling.append(seat)
+        admitted.append(
+            Admit(
+                slot=int(self.seats.slot[seat]),
+                ids=fill.astype("<i4").tobytes(),
+                blocks=blocks.astype("<i4").tobytes(),
+                stops=np.array(sequence.stops, dtype="<i4").tobytes(),
+                seed=sequence.seed,
+                choice=sequence.choice,
+                temperature=sequence.temperature,
+                top_k=sequence.top_k,
+                top_p=sequence.top_p,
+                prompt_len=len(sequence.prompt),
+            )
+        )
+        return seat
+
+    def _advance(self, filled: Ints, decoding: Ints) -> None:
+        """A plan is sealed: count what it does, and let go of the sequences whose last step it is."""
+        seats = self.seats
+        seats.length[decoding] += 1
+        if len(filled):
+            gone = set(filled.tolist())
+            self._prefilling = [seat for seat in self._prefilling if seat not in gone]
+            self._decoding = np.concatenate([decoding, filled])
+        sampled = self._decoding  # exactly the roster: those that decoded and those just filled
+        seats.scheduled[sampled] += 1
+        seats.flying[sampled] += 1
+        last = sampled[seats.scheduled[sampled] >= seats.limit[sampled]]
+        if len(last):
+            self._stop_running(last)
+
+    def _stop_running(self, who: Ints) -> None:
+        """Take slot and blocks from `who`. The worker hears of it with the next plan; seats stay until they drain."""
+        seats = self.seats
+        who = who[seats.slot[who] != NO_SLOT]
+        for seat in who.tolist():
+            slot = int(seats.slot[seat])
+            self._released.append(slot)
+            self._slots.append(slot)
+            self.pool.give(seats.row(seat))
+        seats.slot[who] = NO_SLOT
+        seats.blocks[who] = 0
+        self._decoding = self._decoding[seats.slot[self._decoding] != NO_SLOT]
+        self._prefilling = [seat for seat in self._prefilling if seats.slot[seat] != NO_SLOT]
+
+    def _preempt(self) -> None:
+        """Send the newest running sequence back to the head of the queue, with its tokens. Nothing is in flight."""
+        seat = max([*self._prefilling, *self._decoding.tolist()], key=lambda running: self.seats.who(running).arrival)
+        sequence = self.seats.who(seat)
+        self.seats.move(seat)
+        self._stop_running(np.array([seat], dtype=np.int32))
+        self.seats.leave(seat)
+        self._waiting[sequence.arrival] = sequence
+        self._waiting.move_to_end(sequence.arrival, last=False)
+        self.preemptions += 1
+
+    # Results
+
+    def apply(self, tokens: Tokens) -> Progress:
+        """Take in the results of the oldest plan in flight. Raises Diverged if these are not they."""
+        if not self._flights or tokens.step != self._flights[0].step:
+            awaited = self._flights[0].step if self._flights else "none"
+            raise Diverged(f"results of step {tokens.step} came, those of step {awaited} are awaited")
+        roster = self._flights.popleft().roster
+        ids: Ints = np.frombuffer(tokens.ids, dtype="<i4").astype(np.int32)
+        if len(ids) != len(roster) or tokens.counts:
+            raise Diverged(f"step {tokens.step} has {len(roster)} rows, its results {len(ids)}")
+        self.depth.observe(tokens.busy)
+
+        seats = self.seats
+        seats.flying[roster] -= 1
+        alive = seats.alive[roster]
+        live, ids = roster[alive], ids[alive]
+        if (ids == NO_TOKEN).any():
+            raise Diverged(f"step {tokens.step} brought no token for a sequence that has not ended")
+        seats.store(live, ids)
+        stopped = (seats.stops[live] == ids[:, None]).any(axis=1)
+        over = stopped | (seats.returned[live] >= seats.limit[live])
+        progress = self._report(live, ids, stopped, over)
+
+        ended = live[over]
+        if len(ended):
+            seats.alive[ended] = False
+            self._stop_running(ended)
+        if len(ended) or not alive.all():
+            for seat in roster[~seats.alive[roster] & (seats.flying[roster] == 0)].tolist():
+                seats.leave(seat)
+        return progress
+
+    def _report(self, live: Ints, ids: Ints, stopped: Flags, over: Flags) -> Progress:
+        """What the step means for its sequences. Python runs for rows that are watched or over, not for the others."""
+        news: list[News] = []
+        ended: list[Ended] = []
+        rows = np.flatnonzero(self.seats.watched[live] | over)
+        for row, seat, token in zip(rows.tolist(), live[rows].tolist(), ids[rows].tolist(), strict=True):
+            sequence = self.seats.who(seat)
+            if over[row]:
+                sequence.end = End.STOP if stopped[row] else End.LENGTH
+            if sequence.watched:
+                news.append(News(sequence, token, sequence.end))
+            else:
+                assert sequence.end
+                ended.append(Ended(sequence, sequence.end, self.seats.generated(seat)))
+        return Progress(news, ended)
+
+    def check(self) -> None:
+        """Prove that the books balance."""
+        seats = self.seats
+        self.pool.check(seats.row(seat) for seat in seats.taken())
+        running = sorted([*self._prefilling, *self._decoding.tolist()])
+        assert len(set(running)) == len(running), "a sequence is prefilling and decoding"
+        slotted = [seat for seat in seats.taken() if seats.slot[seat] != NO_SLOT]
+        assert running == slotted, "a slot without a running sequence, or the reverse"
+        slots = sorted(seats.slot[running].tolist() + self._slots)
+        assert slots == list(range(self.limits.max_seqs)), "slots lost or given twice"
+        flying = np.zeros(seats.count, dtype=np.int32)
+        for flight in self._flights:
+            np.add.at(flying, flight.roster, 1)
+        assert (flying == seats.flying).all(), "rows in flight miscounted"
+        for seat in seats.taken():
+            sequence = seats.who(seat)
+            assert sequence.seat == seat
+            assert seats.alive[seat] == (sequence.end is None), f"{sequence} is over and alive, or neither"
+            if seats.alive[seat]:
+                assert seats.scheduled[seat] - seats.returned[seat] == seats.flying[seat], f"{sequence} lost a result"
+                assert seats.scheduled[seat] <= seats.limit[seat], f"{sequence} ran past its limit"
+            else:
+                assert seats.flying[seat] > 0, f"{sequence} drained and kept its seat"
+            if seats.slot[seat] == NO_SLOT:
+                assert seats.blocks[seat] == 0
+                assert seats.flying[seat] > 0, f"{sequence} has neither a slot nor a result to come"
+            else:
+                assert self.limits.blocks_for(int(seats.length[seat])) <= seats.blocks[seat], (
+                    f"{sequence} outgrew its blocks"
+                )
+        for sequence in self._waiting.values():
+            assert sequence.end is None
+            assert sequence.seat < 0, f"{sequence} waits and has a seat"

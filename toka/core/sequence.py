@@ -1,0 +1,98 @@
+"""One sample of one prompt, and what became of it."""
+
+from enum import Enum
+
+import numpy as np
+
+from toka.core.blocks import Ints
+from toka.wire import MAX_STOP_IDS
+
+NO_SEAT = -1
+
+
+class End(Enum):
+    """Why a sequence is over."""
+
+    STOP = "stop"
+    """It sampled one of its stop ids, or the engine saw a stop string."""
+    LENGTH = "length"
+    """It has all the tokens it may have."""
+    CANCELLED = "cancelled"
+    """Nobody waits for it any more."""
+
+
+class Sequence:
+    """What a sequence is (fixed) and where it is (the scheduler's business).
+
+    While it runs, its counts live in `Seats` under `seat`; what it generated before the present seat, and what no
+    longer fits the seat's row of tokens, is in `chunks`.
+    """
+
+    __slots__ = (
+        "arrival",
+        "choice",
+        "chunks",
+        "end",
+        "limit",
+        "owner",
+        "prompt",
+        "seat",
+        "seed",
+        "stops",
+        "temperature",
+        "top_k",
+        "top_p",
+        "watched",
+    )
+
+    def __init__(
+        self,
+        prompt: Ints,
+        *,
+        limit: int,
+        owner: object = None,
+        watched: bool = False,
+        stops: tuple[int, ...] = (),
+        seed: int = 0,
+        choice: int = 0,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+    ) -> None:
+        """`prompt`: int32[tokens], at least one. `limit`: new tokens, at least one. `watched`: every step's token is
+        reported, not only the end. `owner` is handed back with every report."""
+        assert len(prompt) > 0
+        assert limit > 0
+        assert len(stops) <= MAX_STOP_IDS
+        self.prompt = prompt
+        self.limit = limit
+        self.owner = owner
+        self.watched = watched
+        self.stops = stops
+        self.seed = seed
+        self.choice = choice
+        self.temperature = temperature
+        self.top_k = top_k
+        self.top_p = top_p
+        self.seat = NO_SEAT
+        self.arrival = -1
+        self.end: End | None = None
+        self.chunks: list[Ints] = []
+
+    def __repr__(self) -> str:
+        where = self.end.value if self.end else "waiting" if self.seat == NO_SEAT else f"seat {self.seat}"
+        return f"<Sequence {self.arrival}: {len(self.prompt)} + {self.limit} tokens, {where}>"
+
+    @property
+    def longest(self) -> int:
+        """Tokens in the KV cache if it runs to its limit. The last token sampled is never run."""
+        return len(self.prompt) + self.limit - 1
+
+    @property
+    def kept(self) -> int:
+        """Generated tokens in `chunks`."""
+        return sum(map(len, self.chunks))
+
+    def fill(self) -> Ints:
+        """What must be in the KV cache before the next token is sampled: the prompt and all in `chunks`, int32."""
+        return np.concatenate([self.prompt, *self.chunks]) if self.chunks else self.prompt

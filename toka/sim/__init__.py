@@ -1,0 +1,1 @@
+"""The real core and the real wire with a pretend GPU."""

@@ -1,0 +1,237 @@
+"""A worker without a model: it follows plans to the letter and makes tokens up.
+
+`PretendWorker` is the worker's state machine in plain arrays. With `audit=True` it also remembers which token lies in
+which place of its pretend KV cache and proves, at every step, that each sequence reads its own history: an oracle for
+everything that plans promise. `python -m toka.sim.worker engine=ADDRESS` speaks the protocol as a process of its own.
+"""
+
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+import zmq
+from numpy.typing import NDArray
+
+from toka.wire import (
+    MAX_STOP_IDS,
+    NO_TOKEN,
+    VERSION,
+    Admit,
+    Agreed,
+    Attached,
+    Beat,
+    Hello,
+    Message,
+    Plan,
+    Ready,
+    Refused,
+    Stop,
+    Tokens,
+    Welcome,
+    decode_to_worker,
+    encode,
+)
+
+Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
+EMPTY = -3
+"""A place in the pretend KV cache that was never written."""
+
+
+def pretend_tokens(seeds: Longs, choices: Longs, positions: Longs, vocab_size: int) -> Longs:
+    """The tokens that a pretend worker samples: a hash of (seed, choice, position) and of nothing else, int64[rows].
+
+    The mixing steps are those of splitmix64 (Steele, Lea, Flood 2014).
+    """
+    with np.errstate(over="ignore"):
+        x = seeds.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        x += choices.astype(np.uint64) * np.uint64(0xBF58476D1CE4E5B9) + positions.astype(np.uint64)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+    tokens: Longs = (x % np.uint64(vocab_size)).astype(np.int64)
+    return tokens
+
+
+class PretendWorker:
+    """Slots, block rows and lengths as a real worker keeps them. A plan that breaks the protocol is an
+    AssertionError."""
+
+    def __init__(
+        self, *, max_slots: int, num_blocks: int, page_size: int, vocab_size: int = 256, audit: bool = False
+    ) -> None:
+        self.page_size = page_size
+        self.num_blocks = num_blocks
+        self.vocab_size = vocab_size
+        self.step = 0
+        self.taken = np.zeros(max_slots, dtype=bool)
+        self.dead = np.zeros(max_slots, dtype=bool)
+        self.length = np.zeros(max_slots, dtype=np.int64)
+        self.seed = np.zeros(max_slots, dtype=np.int64)
+        self.choice = np.zeros(max_slots, dtype=np.int64)
+        self.stops = np.full((max_slots, MAX_STOP_IDS), EMPTY, dtype=np.int64)
+        self.fills: dict[int, Ints] = {}
+        self.rows: dict[int, list[int]] = {}
+        self.decoding: Ints = np.zeros(0, dtype=np.int32)
+        self.audit = audit
+        self.history: dict[int, list[int]] = {}
+        self.cache = np.full((num_blocks, page_size), EMPTY, dtype=np.int64)
+        self.largest_step = 0
+
+    def run(self, plan: Plan) -> Tokens:
+        """Apply a plan and sample its roster."""
+        assert plan.step == self.step, f"step {plan.step} came, {self.step} was due"
+        self.step += 1
+        for slot in np.frombuffer(plan.releases, "<i4").tolist():
+            assert self.taken[slot], f"slot {slot} released and free"
+            self.taken[slot] = False
+        for admit in plan.admits:
+            self._admit(admit)
+        for slot, block in np.frombuffer(plan.appends, "<i4").reshape(-1, 2).tolist():
+            assert self.taken[slot]
+            assert 0 <= block < self.num_blocks
+            self.rows[slot].append(block)
+        if plan.decode is not None:
+            self.decoding = np.frombuffer(plan.decode, "<i4")
+        decoding = self.decoding
+        chunks = np.frombuffer(plan.chunks, "<i4").reshape(-1, 3).tolist()
+        assert self.taken[decoding].all(), "a slot decodes that nobody has"
+        assert len(set(decoding.tolist()) | {slot for slot, _, _ in chunks}) == len(decoding) + len(chunks)
+        filled = [self._prefill(*chunk) for chunk in chunks]
+        sampled = np.array([slot for slot, _, _ in chunks], dtype=np.int32)[np.array(filled, dtype=bool)]
+        roster = np.concatenate([sampled, decoding])
+        assert len(roster) or len(chunks), "a plan that runs nothing"
+        self.largest_step = max(self.largest_step, len(decoding) + sum(count for _, _, count in chunks))
+        dead = self.dead[roster]
+        if self.audit:
+            self._read_and_write(decoding)
+        self.length[decoding] += ~self.dead[decoding]
+        positions = self.length[roster]
+        ids = pretend_tokens(self.seed[roster], self.choice[roster], positions, self.vocab_size)
+        if self.audit:
+            for slot, token in zip(roster.tolist(), ids.tolist(), strict=True):
+                if not self.dead[slot]:
+                    self.history[slot].append(token)
+        ids[dead] = NO_TOKEN
+        self.dead[roster] |= (self.stops[roster] == ids[:, None]).any(axis=1)
+        return Tokens(epoch=plan.epoch, step=plan.step, ids=ids.astype("<i4").tobytes())
+
+    def _admit(self, admit: Admit) -> None:
+        slot = admit.slot
+        assert not self.taken[slot], f"slot {slot} given twice"
+        self.taken[slot] = True
+        self.dead[slot] = False
+        self.length[slot] = 0
+        self.seed[slot] = admit.seed
+        self.choice[slot] = admit.choice
+        self.stops[slot] = EMPTY
+        stops = np.frombuffer(admit.stops, "<i4")
+        self.stops[slot, : len(stops)] = stops
+        self.fills[slot] = np.frombuffer(admit.ids, "<i4")
+        self.rows[slot] = np.frombuffer(admit.blocks, "<i4").tolist()
+        self.history[slot] = self.fills[slot].tolist() if self.audit else []
+
+    def _prefill(self, slot: int, start: int, count: int) -> bool:
+        """Run a chunk; True if it ends the slot's ids."""
+        assert self.taken[slot]
+        assert count > 0
+        assert start == self.length[slot], (
+            f"slot {slot} is filled up to {self.length[slot]}, its chunk starts at {start}"
+        )
+        end = start + count
+        assert end <= len(self.fills[slot])
+        assert end <= len(self.rows[slot]) * self.page_size, f"slot {slot} has no block for position {end - 1}"
+        if self.audit:
+            for position in range(start, end):
+                self._write(slot, position)
+            self._read(slot, end)
+        self.length[slot] = end
+        return end == len(self.fills[slot])
+
+    def _read_and_write(self, decoding: Ints) -> None:
+        for slot in decoding.tolist():
+            if not self.dead[slot]:
+                position = int(self.length[slot])
+                assert position >= len(self.fills[slot]), f"slot {slot} decodes before it is filled"
+                self._write(slot, position)
+                self._read(slot, position + 1)
+
+    def _write(self, slot: int, position: int) -> None:
+        block = self.rows[slot][position // self.page_size]
+        self.cache[block, position % self.page_size] = self.history[slot][position]
+
+    def _read(self, slot: int, length: int) -> None:
+        blocks = self.rows[slot][: -(-length // self.page_size)]
+        seen = self.cache[blocks].reshape(-1)[:length].tolist()
+        assert seen == self.history[slot][:length], f"slot {slot} reads what another sequence wrote"
+
+
+def serve(engine: str, step_seconds: float, num_blocks: int, vocab_size: int) -> None:
+    """Join the engine at `engine` and answer its plans until it says Stop."""
+    context = zmq.Context()
+    control = context.socket(zmq.DEALER)
+    control.connect(engine)
+    control.send(encode(Hello(version=VERSION, pid=os.getpid())))
+    match decode_to_worker(control.recv()):
+        case Welcome() as welcome:
+            pass
+        case Refused(reason=reason):
+            sys.exit(reason)
+        case other:
+            sys.exit(f"unexpected answer: {other}")
+    epoch, rank = welcome.epoch, welcome.rank
+    plans = context.socket(zmq.PULL)
+    plans.connect(welcome.plans)
+
+    def speaker() -> "zmq.Socket[bytes]":
+        socket = context.socket(zmq.PUSH)
+        socket.connect(welcome.results)
+        return socket
+
+    results = speaker()
+    worker = PretendWorker(
+        max_slots=welcome.max_slots, num_blocks=num_blocks, page_size=welcome.page_size, vocab_size=vocab_size
+    )
+
+    def say(message: Message) -> None:
+        results.send(encode(message))
+
+    def beat() -> None:
+        socket = speaker()
+        while True:
+            socket.send(encode(Beat(epoch=epoch, rank=rank, step=worker.step - 1)))
+            time.sleep(1)
+
+    say(Attached(epoch=epoch, rank=rank))
+    threading.Thread(target=beat, daemon=True).start()
+    say(Ready(epoch=epoch, rank=rank, num_blocks=num_blocks, max_model_len=131072, vocab_size=vocab_size, seconds=0.0))
+    while True:
+        match decode_to_worker(plans.recv()):
+            case Plan() as plan:
+                if step_seconds:
+                    time.sleep(step_seconds)
+                say(worker.run(plan))
+            case Agreed():
+                pass
+            case Stop():
+                break
+            case other:
+                sys.exit(f"unexpected message: {other}")
+    context.destroy(linger=1000)
+
+
+def main(arguments: list[str]) -> None:
+    """`engine=ADDRESS [step_ms=0] [num_blocks=4096] [vocab_size=256]`."""
+    options = {"step_ms": "0", "num_blocks": "4096", "vocab_size": "256"}
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key not in (*options, "engine", "parent"):
+            sys.exit(f"unknown option {key!r}")
+        options[key] = value
+    serve(options["engine"], float(options["step_ms"]) / 1000, int(options["num_blocks"]), int(options["vocab_size"]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
