@@ -1,0 +1,393 @@
+"""The shell around the core: takes requests in, feeds the scheduler, sends its plans, routes what comes back.
+
+One request's way through here:
+
+    submit ─▶ Generation, one Sequence a choice ─▶ Scheduler
+    Scheduler.plan ─▶ link.send                                     as often as the run-ahead depth allows
+    link ─▶ heard(Tokens) ─▶ Scheduler.apply ─▶ plan again          first the worker's next step …
+    drained ─▶ Choice.token | Choice.whole ─▶ Listener.deliver      … then text, once for all that has arrived
+
+Everything happens on one event loop and nothing here waits; only `run`, `wait_ready` and `drain` are coroutines.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+
+import numpy as np
+
+from toka.config import Config
+from toka.core.scheduler import Diverged, Limits, Progress, Scheduler
+from toka.core.sequence import End, Sequence
+from toka.errors import BadRequest, ConfigError, ContextLengthExceeded, StartError, Unavailable
+from toka.generation import Choice, Generation
+from toka.link import Wire
+from toka.model import ModelFolder
+from toka.request import Listener, Request
+from toka.text.output import TextOutput
+from toka.text.tokenizer import Tokenizer
+from toka.wire import (
+    MAX_STOP_IDS,
+    Agreed,
+    Attached,
+    Beat,
+    Failed,
+    Hello,
+    Loading,
+    Ready,
+    Stop,
+    ToEngine,
+    Tokens,
+    Welcome,
+)
+
+log = logging.getLogger("toka.engine")
+
+MAX_AHEAD = 16
+"""Plans in flight at most, however short the steps are."""
+
+OnLoading = Callable[[str, int, int], None]
+"""Told of a worker's start: the phase, how much of it is done, how much there is."""
+
+
+class Engine:
+    """One model, served by one replica."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: ModelFolder,
+        tokenizer: Tokenizer,
+        link: Wire,
+        on_loading: OnLoading | None = None,
+    ) -> None:
+        """Raises ConfigError or StartError if the model cannot be served as `config` says."""
+        if config.max_model_len and config.max_model_len > folder.max_position_embeddings:
+            raise ConfigError(
+                f"max_model_len={config.max_model_len} is more than the {folder.max_position_embeddings} tokens "
+                "that this model takes"
+            )
+        if len(folder.eos_ids) > MAX_STOP_IDS:
+            raise StartError(f"the model has {len(folder.eos_ids)} end-of-text ids; up to {MAX_STOP_IDS} are served")
+        self._config = config
+        self._folder = folder
+        self._tokenizer = tokenizer
+        self._link = link
+        self._on_loading = on_loading
+        self._scheduler: Scheduler | None = None
+        self._worker: Ready | None = None
+        self._max_model_len = 0
+        self._generations: set[Generation] = set()
+        self._progress: list[Progress] = []
+        self._wakeup: asyncio.Handle | None = None
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._ready = asyncio.Event()
+        self._over: asyncio.Future[None] | None = None
+        self._requests = 0
+
+    def __repr__(self) -> str:
+        return f"<Engine {len(self._generations)} requests, {self._scheduler or 'no worker'}>"
+
+    # What the API sees
+
+    @property
+    def ready(self) -> bool:
+        """A request would start now."""
+        return self._scheduler is not None and not self._draining
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt + answer in tokens; 0 until ready."""
+        return self._max_model_len
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache holds; 0 until ready."""
+        return self._scheduler.limits.num_blocks * self._config.page_size if self._scheduler else 0
+
+    def submit(self, request: Request, listener: Listener) -> Generation:
+        """Start a request. Raises RequestError, before any work is done, if it cannot be served."""
+        scheduler = self._serving()
+        generation = Generation(listener, self._cancel)
+        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
+        watched = request.stream or bool(request.stop)
+        for index, prompt in enumerate(request.prompts):
+            ids = np.array(prompt, dtype=np.int32)
+            limit = self._limit(request, ids)
+            for sample in range(request.n):
+                sequence = Sequence(
+                    ids,
+                    limit=limit,
+                    watched=watched,
+                    stops=() if request.ignore_eos else self._folder.eos_ids,
+                    seed=seed,
+                    choice=index * request.n + sample,
+                    temperature=request.sampling.temperature,
+                    top_k=request.sampling.top_k,
+                    top_p=request.sampling.top_p,
+                )
+                output = TextOutput(self._tokenizer, request.stop) if watched else None
+                choice = Choice(generation, sequence.choice, sequence, output, request.stream)
+                sequence.owner = choice
+                generation.add(choice)
+        for choice in generation.choices:
+            scheduler.submit(choice.sequence)
+        self._requests += 1
+        self._generations.add(generation)
+        self._idle.clear()
+        self._wake()
+        return generation
+
+    def info(self) -> dict[str, object]:
+        """The engine's state, for /server_info."""
+        state: dict[str, object] = {
+            "ready": self.ready,
+            "draining": self._draining,
+            "max_model_len": self._max_model_len,
+            "requests_total": self._requests,
+            "requests_open": len(self._generations),
+            "stray_messages": self._link.dropped,
+        }
+        if scheduler := self._scheduler:
+            state |= {
+                "epoch": scheduler.epoch,
+                "blocks_total": scheduler.limits.num_blocks,
+                "blocks_free": scheduler.pool.free,
+                "page_size": scheduler.limits.page_size,
+                "kv_cache_num_tokens": self.kv_tokens,
+                "sequences_running": scheduler.running,
+                "sequences_waiting": scheduler.waiting,
+                "steps_total": scheduler.steps,
+                "steps_in_flight": scheduler.in_flight,
+                "preemptions_total": scheduler.preemptions,
+            }
+        return state
+
+    # Its life
+
+    async def run(self) -> None:
+        """Serve until `stop`. Raises StartError if the worker fails or is lost; all open requests have then been told."""
+        self._over = asyncio.get_running_loop().create_future()
+        self._link.open(self)
+        try:
+            await self._over
+        finally:
+            self._end(Unavailable("The server is stopping.", code="draining"))
+            self._link.send(Stop(reason="the server is stopping"))
+            self._link.close()
+
+    async def wait_ready(self) -> None:
+        """Until the worker has loaded."""
+        await self._ready.wait()
+
+    async def drain(self) -> None:
+        """Take no new requests, let the open ones end, then stop."""
+        self._draining = True
+        await self._idle.wait()
+        self.stop()
+
+    def stop(self) -> None:
+        """End now."""
+        if self._over and not self._over.done():
+            self._over.set_result(None)
+
+    # What comes over the link
+
+    def welcome(self, hello: Hello, epoch: int, rank: int, results: str, plans: str) -> Welcome:
+        """The terms for a worker that may join."""
+        config = self._config
+        dtype = config.dtype
+        if dtype == "auto":
+            dtype = "float32" if hello.device == "cpu" else "bfloat16"
+        log.info("worker %d joins: pid %d on %s, %s", rank, hello.pid, hello.host, hello.device_name or hello.device)
+        return Welcome(
+            epoch=epoch,
+            rank=rank,
+            results=results,
+            plans=plans,
+            model=str(self._folder.path),
+            dtype=dtype,
+            load_format=config.load_format,
+            page_size=config.page_size,
+            max_slots=self._max_seqs,
+            max_tokens=config.max_tokens_per_forward,
+            max_model_len=config.max_model_len or self._folder.max_position_embeddings,
+            kv_tokens=config.kv_cache_num_tokens or 0,
+            memory_utilization=config.gpu_memory_utilization,
+            max_ahead=MAX_AHEAD,
+        )
+
+    def heard(self, message: ToEngine) -> None:
+        """A message of the live epoch."""
+        match message:
+            case Tokens():
+                self._apply(message)
+            case Beat() | Attached() | Hello():
+                pass
+            case Loading():
+                if self._on_loading:
+                    self._on_loading(message.phase, message.done, message.total)
+            case Ready():
+                self._start(message)
+            case Failed():
+                self.lost(message.reason)
+
+    def drained(self) -> None:
+        """All that had arrived is applied and the next steps are planned: now the text."""
+        if self._progress:
+            self._route()
+
+    def lost(self, reason: str) -> None:
+        """The worker is gone: nothing that is open can be finished."""
+        if self._over and not self._over.done():
+            self._over.set_exception(StartError(reason))
+        self._end(Unavailable("The worker that served this model is gone; the server is stopping."))
+
+    def worker_exited(self, code: int) -> None:
+        """A local worker's process has ended. What it still said tells more than its exit code."""
+        self._link.poll()
+        self.lost(f"the worker ended with exit code {code}; its last lines above say why")
+
+    # Inside
+
+    @property
+    def _max_seqs(self) -> int:
+        # Every running sequence has a token in a step.
+        return min(self._config.max_seqs_per_forward, self._config.max_tokens_per_forward)
+
+    def _serving(self) -> Scheduler:
+        """The scheduler, if requests may come. Raises Unavailable."""
+        if self._draining:
+            raise Unavailable("The server is stopping and takes no new requests.", code="draining")
+        if self._scheduler is None:
+            raise Unavailable("The model is not loaded yet; try again in a moment.")
+        return self._scheduler
+
+    def _limit(self, request: Request, prompt: np.ndarray) -> int:  # type: ignore[type-arg]
+        """New tokens that each sample of a prompt may have. Raises BadRequest."""
+        assert self._worker
+        if len(prompt) == 0:
+            raise BadRequest("A prompt has no tokens.", param="prompt", code="empty_array")
+        if prompt.min() < 0 or prompt.max() >= self._worker.vocab_size:
+            raise BadRequest("A prompt has a token id outside the vocabulary.", param="prompt", code="invalid_value")
+        room = self._max_model_len - len(prompt)
+        limit = room if request.max_tokens is None else request.max_tokens
+        if room < 1 or limit > room:
+            raise ContextLengthExceeded(
+                f"This model's maximum context length is {self._max_model_len} tokens. However, you requested "
+                f"{len(prompt) + max(limit, 1)} tokens ({len(prompt)} in the prompt, {max(limit, 1)} in the "
+                "completion). Please reduce the length of the prompt or the completion.",
+                param="prompt",
+            )
+        return limit
+
+    def _start(self, ready: Ready) -> None:
+        """The worker has loaded: requests may come."""
+        config = self._config
+        held = ready.num_blocks * config.page_size
+        if config.max_model_len and config.max_model_len > held:
+            self.lost(
+                f"max_model_len={config.max_model_len} does not fit the KV cache of {held} tokens: "
+                "give a larger kv_cache_num_tokens or a smaller max_model_len"
+            )
+            return
+        self._max_model_len = min(config.max_model_len or self._folder.max_position_embeddings, held)
+        self._worker = ready
+        self._scheduler = Scheduler(
+            Limits(
+                num_blocks=ready.num_blocks,
+                page_size=config.page_size,
+                max_seqs=self._max_seqs,
+                max_tokens=config.max_tokens_per_forward,
+                max_ahead=MAX_AHEAD,
+                max_len=self._max_model_len,
+            ),
+            epoch=ready.epoch,
+        )
+        self._link.send(Agreed(epoch=ready.epoch, num_blocks=ready.num_blocks))
+        self._ready.set()
+
+    def _wake(self) -> None:
+        """Plan at the loop's next turn, so that requests that come together start together."""
+        if self._wakeup is None:
+            self._wakeup = asyncio.get_running_loop().call_soon(self._awake)
+
+    def _awake(self) -> None:
+        self._wakeup = None
+        self._plan()
+
+    def _plan(self) -> None:
+        """Send as many steps as should be in flight."""
+        while self._scheduler is not None and (plan := self._scheduler.plan()) is not None:
+            self._link.send(plan)
+
+    def _apply(self, tokens: Tokens) -> None:
+        if self._scheduler is None:
+            return
+        try:
+            self._progress.append(self._scheduler.apply(tokens))
+        except Diverged as error:
+            self.lost(f"the worker's results do not fit the plans: {error}")
+            return
+        self._plan()
+
+    def _route(self) -> None:
+        """Turn what has come into text, and tell everybody who waits for it."""
+        batch, self._progress = self._progress, []
+        told: dict[Generation, None] = {}
+        for progress in batch:
+            for sequence, token, end in progress.news:
+                choice = sequence.owner
+                assert isinstance(choice, Choice)
+                if choice.over:
+                    continue
+                delta, stopped = choice.token(token, end)
+                if stopped:
+                    self._finish(sequence)
+                if delta:
+                    choice.generation.tell(delta)
+                    told[choice.generation] = None
+            for sequence, end, tokens in progress.ended:
+                choice = sequence.owner
+                assert isinstance(choice, Choice)
+                if not choice.over:
+                    choice.generation.tell(choice.whole(tokens, end, self._tokenizer))
+                    told[choice.generation] = None
+        for generation in told:
+            if not generation.open:
+                self._forget(generation)
+            generation.deliver()
+
+    def _finish(self, sequence: Sequence) -> None:
+        """A stop string has ended a sequence that the scheduler still runs."""
+        if self._scheduler is not None:
+            self._scheduler.finish(sequence, End.STOP)
+            self._wake()
+
+    def _cancel(self, generation: Generation) -> None:
+        if generation not in self._generations:
+            return
+        self._forget(generation)
+        for choice in generation.choices:
+            if not choice.over:
+                choice.over = True
+                if self._scheduler is not None:
+                    self._scheduler.finish(choice.sequence, End.CANCELLED)
+        self._wake()
+
+    def _forget(self, generation: Generation) -> None:
+        self._generations.discard(generation)
+        if not self._generations:
+            self._idle.set()
+
+    def _end(self, error: Unavailable) -> None:
+        """Nothing runs any more: everybody who waits hears `error`."""
+        self._scheduler = None
+        self._progress = []
+        generations, self._generations = self._generations, set()
+        for generation in generations:
+            generation.fail(error)
+        self._idle.set()

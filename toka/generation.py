@@ -1,0 +1,110 @@
+"""A request in flight: its choices, and how their tokens become text."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from toka.core.blocks import Ints
+from toka.core.sequence import End, Sequence
+from toka.errors import RequestError
+from toka.request import Delta, Listener
+from toka.text.output import TextOutput
+
+
+class Decoder(Protocol):
+    """What turns a whole answer into text."""
+
+    def decode(self, ids: list[int]) -> str: ...
+
+
+class Choice:
+    """One answer of a request. The owner of a sequence."""
+
+    __slots__ = ("_output", "_withheld", "generation", "index", "over", "sequence", "tokens")
+
+    def __init__(
+        self, generation: "Generation", index: int, sequence: Sequence, output: TextOutput | None, streams: bool
+    ) -> None:
+        """`output` makes text token by token, for answers that stream or may meet a stop string. Without `streams` the
+        text is withheld until the end."""
+        self.generation = generation
+        self.index = index
+        self.sequence = sequence
+        self.tokens = 0
+        self.over = False
+        self._output = output
+        self._withheld: list[str] | None = None if streams else []
+
+    def token(self, token: int, end: End | None) -> tuple[Delta | None, bool]:
+        """One more token. Returns the news, if there is any to tell, and whether a stop string has just ended the
+        choice."""
+        assert self._output is not None
+        self.tokens += 1
+        text, stop = "", None
+        if end is not End.STOP:  # the text of an id that ends an answer is not part of it
+            piece = self._output.push((token,))
+            text, stop = piece.text, piece.stop
+        if stop is None and end is not None:
+            text += self._output.finish()
+        self.over = stop is not None or end is not None
+        if self._withheld is not None:
+            self._withheld.append(text)
+            if not self.over:
+                return None, False
+            text = "".join(self._withheld)
+        if not self.over:
+            return (Delta(self.index, text, self.tokens) if text else None), False
+        reason = End.STOP if stop is not None else end
+        assert reason is not None
+        return Delta(self.index, text, self.tokens, reason.value, stop), stop is not None
+
+    def whole(self, tokens: Ints, end: End, decoder: Decoder) -> Delta:
+        """All of an answer at once."""
+        self.over = True
+        self.tokens = len(tokens)
+        ids = tokens[:-1] if end is End.STOP else tokens
+        return Delta(self.index, decoder.decode(ids.tolist()), self.tokens, end.value)
+
+
+class Generation:
+    """A request in flight. Deltas gather in `fresh` until `deliver`, at most once a step."""
+
+    __slots__ = ("_cancel", "choices", "fresh", "listener", "open")
+
+    def __init__(self, listener: Listener, cancel: "Callable[[Generation], None]") -> None:
+        self.listener = listener
+        self.choices: list[Choice] = []
+        self.fresh: list[Delta] = []
+        self.open = 0
+        """Choices that are not over."""
+        self._cancel = cancel
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache held: none, there is no prefix cache yet."""
+        return 0
+
+    def add(self, choice: Choice) -> None:
+        """One more choice, before anything runs."""
+        self.choices.append(choice)
+        self.open += 1
+
+    def tell(self, delta: Delta) -> None:
+        """Put news by for the next `deliver`."""
+        self.fresh.append(delta)
+        if delta.finish_reason:
+            self.open -= 1
+
+    def deliver(self) -> None:
+        """Tell the listener all that is new."""
+        deltas, self.fresh = self.fresh, []
+        self.listener.deliver(deltas)
+
+    def fail(self, error: RequestError) -> None:
+        """The rest of the answer will not come."""
+        for choice in self.choices:
+            choice.over = True
+        self.listener.fail(error)
+
+    def cancel(self) -> None:
+        """Nobody waits any more."""
+        self._cancel(self)
