@@ -64,7 +64,7 @@ GOLDEN: dict[str, tuple[wire.Message, str]] = {
     ),
     "ready": (
         wire.Ready(epoch=1, rank=0, num_blocks=100, max_model_len=2048, vocab_size=256, seconds=1.5),
-        "97a5726561647901006" + "4cd0800cd0100cb3ff8000000000000",
+        "97a57265616479010064cd0800cd0100cb3ff8000000000000",
     ),
     "failed": (wire.Failed(epoch=1, rank=0, reason="x"), "94a66661696c65640100a178"),
     "beat": (wire.Beat(epoch=1, rank=0, step=-1), "94a4626561740100ff"),

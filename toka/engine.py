@@ -18,6 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from toka.config import Config
+from toka.core.prompt import Prompt
 from toka.core.scheduler import Diverged, Limits, Progress, Scheduler
 from toka.core.sequence import End, Sequence
 from toka.errors import BadRequest, ConfigError, ContextLengthExceeded, StartError, Unavailable
@@ -75,6 +76,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._link = link
         self._on_loading = on_loading
+        self._key = secrets.token_bytes(16)
         self._scheduler: Scheduler | None = None
         self._worker: Ready | None = None
         self._max_model_len = 0
@@ -117,9 +119,10 @@ class Engine:
         for index, prompt in enumerate(request.prompts):
             ids = np.array(prompt, dtype=np.int32)
             limit = self._limit(request, ids)
+            shared = Prompt(ids)
             for sample in range(request.n):
                 sequence = Sequence(
-                    ids,
+                    shared,
                     limit=limit,
                     watched=watched,
                     stops=() if request.ignore_eos else self._folder.eos_ids,
@@ -155,7 +158,8 @@ class Engine:
             state |= {
                 "epoch": scheduler.epoch,
                 "blocks_total": scheduler.limits.num_blocks,
-                "blocks_free": scheduler.pool.free,
+                "blocks_free": scheduler.pool.available,
+                "blocks_cached": scheduler.pool.retained,
                 "page_size": scheduler.limits.page_size,
                 "kv_cache_num_tokens": self.kv_tokens,
                 "sequences_running": scheduler.running,
@@ -169,7 +173,7 @@ class Engine:
     # Its life
 
     async def run(self) -> None:
-        """Serve until `stop`. Raises StartError if the worker fails or is lost; all open requests have then been told."""
+        """Serve until `stop`. Raises StartError if the worker fails or is lost, once all open requests are told."""
         self._over = asyncio.get_running_loop().create_future()
         self._link.open(self)
         try:
@@ -306,6 +310,7 @@ class Engine:
                 max_len=self._max_model_len,
             ),
             epoch=ready.epoch,
+            key=self._key,
         )
         self._link.send(Agreed(epoch=ready.epoch, num_blocks=ready.num_blocks))
         self._ready.set()

@@ -80,8 +80,9 @@ class Generation:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that the prefix cache held: none, there is no prefix cache yet."""
-        return 0
+        """Prompt tokens that the prefix cache held, each prompt counted once, as its first sample found it."""
+        first = {choice.sequence.prompt: choice.sequence.cached for choice in reversed(self.choices)}
+        return sum(first.values())
 
     def add(self, choice: Choice) -> None:
         """One more choice, before anything runs."""

@@ -5,6 +5,7 @@ from collections import deque
 import numpy as np
 
 from toka.core.blocks import Ints
+from toka.core.prompt import Prompt
 from toka.core.scheduler import Ended, Limits, News, Scheduler
 from toka.core.sequence import End, Sequence
 from toka.sim.worker import PretendWorker, pretend_tokens
@@ -53,12 +54,27 @@ class Replica:
         self.busy = busy
         self.seen: dict[Sequence, list[int]] = {}
         self.ends: dict[Sequence, End] = {}
+        self.prefilled = 0
+        """Prompt tokens that were run."""
         self._made = 0
 
-    def sequence(self, prompt_len: int, limit: int, *, stops: tuple[int, ...] = (), watched: bool = False) -> Sequence:
+    def sequence(
+        self,
+        prompt_len: int,
+        limit: int,
+        *,
+        stops: tuple[int, ...] = (),
+        watched: bool = False,
+        prompt: Prompt | None = None,
+        family: int | None = None,
+    ) -> Sequence:
+        """Submit one. Prompts of one family begin alike, for two thirds of their length."""
         self._made += 1
-        prompt: Ints = (np.arange(prompt_len, dtype=np.int32) * 31 + self._made * 7) % VOCAB
-        sequence = Sequence(prompt, limit=limit, stops=stops, watched=watched, seed=self._made)
+        ids: Ints = (np.arange(prompt_len, dtype=np.int32) * 31 + self._made * 7) % VOCAB
+        if family is not None:
+            shared = prompt_len * 2 // 3
+            ids[:shared] = (np.arange(shared) * 5 + family) % VOCAB
+        sequence = Sequence(prompt or Prompt(ids), limit=limit, stops=stops, watched=watched, seed=self._made)
         self.scheduler.submit(sequence)
         self.seen[sequence] = []
         return sequence
@@ -71,6 +87,8 @@ class Replica:
             return False
         read = decode_to_worker(encode(plan))
         assert read == plan
+        assert plan.chunks or plan.decode != b"", "an empty plan"
+        self.prefilled += int(np.frombuffer(plan.chunks, "<i4").reshape(-1, 3)[:, 2].sum())
         tokens = self.worker.run(plan)
         self.results.append(Tokens(epoch=7, step=tokens.step, ids=tokens.ids, busy=self.busy))
         return True
@@ -106,4 +124,4 @@ class Replica:
                 break
         assert not self.scheduler.waiting, f"{self.scheduler!r} stands still"
         assert not self.scheduler.running
-        assert self.scheduler.pool.free == self.scheduler.limits.num_blocks
+        assert self.scheduler.pool.available == self.scheduler.limits.num_blocks

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.core.replica import Replica, expected, limits
+from toka.core.prompt import Prompt
 from toka.core.scheduler import Diverged
 from toka.core.sequence import End, Sequence
 from toka.wire import Tokens
@@ -144,7 +145,7 @@ def test_a_sequence_as_large_as_the_cache_runs() -> None:
 def test_a_sequence_larger_than_the_cache_does_not_fit() -> None:
     """It is refused at the door rather than left waiting for ever."""
     replica = Replica(limits(num_blocks=4, page_size=4))
-    assert not replica.scheduler.fits(Sequence(np.arange(10, dtype=np.int32), limit=8))
+    assert not replica.scheduler.fits(Sequence(Prompt(np.arange(10, dtype=np.int32)), limit=8))
 
 
 def test_a_watched_sequence_reports_each_token() -> None:
@@ -254,9 +255,22 @@ class Traffic(RuleBasedStateMachine):
         self.replica = Replica(limits(num_blocks=40, max_seqs=5, max_tokens=12, max_ahead=5))
         self.cancelled: set[Sequence] = set()
 
-    @rule(prompt=st.integers(1, 30), limit=st.integers(1, 120), stop=st.booleans(), watched=st.booleans())
-    def submit(self, prompt: int, limit: int, stop: bool, watched: bool) -> None:
-        self.replica.sequence(prompt, limit, stops=(5, 11) if stop else (), watched=watched)
+    @rule(
+        prompt=st.integers(1, 40),
+        limit=st.integers(1, 110),
+        stop=st.booleans(),
+        watched=st.booleans(),
+        family=st.none() | st.integers(0, 2),
+    )
+    def submit(self, prompt: int, limit: int, stop: bool, watched: bool, family: int | None) -> None:
+        self.replica.sequence(prompt, limit, stops=(5, 11) if stop else (), watched=watched, family=family)
+
+    @precondition(lambda self: self.replica.seen)
+    @rule(data=st.data(), limit=st.integers(1, 30))
+    def sample_again(self, data: st.DataObject, limit: int) -> None:
+        again = data.draw(st.sampled_from(list(self.replica.seen)))
+        if len(again.prompt) + limit <= 160:
+            self.replica.sequence(0, limit, prompt=again.prompt)
 
     @rule()
     def plan(self) -> None:

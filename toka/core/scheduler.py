@@ -14,22 +14,28 @@ Plans are made ahead of results: `scheduled` counts the tokens planned, `returne
   in the next plan: steps run in order, so the old writes happen first.
 * A sequence that ended unexpectedly (a stop id) may still be in plans in flight. It is draining: their rows are
   dropped, and its seat is freed with the last of them.
+* A prompt's full blocks are in the prefix tree as soon as the plan that computes them is sealed: a step writes the keys
+  and values of all its tokens before any of them attends, so others may read them in the same step.
 * Preemption needs to know where everything stands: when blocks run short, nothing is planned until nothing is in
   flight, and only then is the newest sequence sent back to the head of the queue with all the tokens it has made.
 """
 
 from collections import OrderedDict, deque
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from toka.core.admission import Load, admits
-from toka.core.blocks import BlockPool, Ints
+from toka.core.blocks import Ints
 from toka.core.depth import Depth
+from toka.core.prefix import PrefixTree
 from toka.core.seats import NO_SLOT, Flags, Seats
 from toka.core.sequence import End, Sequence
 from toka.wire import NO_TOKEN, Admit, Plan, Tokens
 
+LOOK = 64
+"""How far behind the head of the queue a sequence may stand that starts before it."""
 NOBODY: Ints = np.zeros(0, dtype=np.int32)
 
 
@@ -89,11 +95,13 @@ class _Flight(NamedTuple):
 class Scheduler:
     """One replica's queue, batch and blocks. `plan` and `apply` alternate in any order; neither waits."""
 
-    def __init__(self, limits: Limits, epoch: int = 0) -> None:
+    def __init__(self, limits: Limits, epoch: int = 0, key: bytes = b"") -> None:
+        """`key` makes the names of the prefix cache unpredictable."""
         self.limits = limits
         self.epoch = epoch
         self.depth = Depth(limits.max_ahead)
-        self.pool = BlockPool(limits.num_blocks)
+        self.tree = PrefixTree(limits.num_blocks, limits.page_size, key)
+        self.pool = self.tree.pool
         # Twice as many seats as slots: a full batch may run while another full batch is draining.
         self.seats = Seats(2 * limits.max_seqs, limits.blocks_for(limits.max_len))
         self.steps = 0
@@ -101,6 +109,7 @@ class Scheduler:
         self._arrivals = 0
         self._waiting: OrderedDict[int, Sequence] = OrderedDict()
         self._prefilling: list[int] = []
+        self._leads: dict[bytes, int] = {}
         self._decoding: Ints = NOBODY
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
         self._released: list[int] = []
@@ -189,7 +198,7 @@ class Scheduler:
 
     def _grow(self) -> bool:
         """See that every decoding sequence can get the block it needs; False: not before what is in flight is in."""
-        while len(self._short(self._decoding)) > self.pool.free:
+        while len(self._short(self._decoding)) > self.pool.available:
             if self._flights:
                 return False
             self._preempt()
@@ -224,6 +233,7 @@ class Scheduler:
             budget -= count
             chunks.append((int(seats.slot[seat]), start, count))
             seats.filled[seat] = seats.length[seat] = start + count
+            self._publish(seat)
             if start + count == fill:
                 filled.append(seat)
 
@@ -236,23 +246,41 @@ class Scheduler:
         return chunks, np.array(filled, dtype=np.int32)
 
     def _admit(self, admitted: list[Admit]) -> int | None:
-        """Seat the sequence at the head of the queue, if there is one and it may start."""
-        if not self._waiting or not self._slots or not self.seats.free:
+        """Seat the next sequence of the queue that may start, if there is one."""
+        if not self._slots or not self.seats.free:
             return None
-        sequence = next(iter(self._waiting.values()))
-        need = self.limits.blocks_for(len(sequence.prompt) + sequence.kept)
-        if not admits(Load(self.pool.free, self.running, self.limits.page_size), need):
-            return None
+        for sequence in islice(self._waiting.values(), LOOK):
+            fill = sequence.fill()
+            sequence.names = self.tree.extend(self.tree.digests(sequence.prompt), fill)
+            # The last token is run again for its logits, so its block is never taken from the tree.
+            usable = sequence.names[: (len(fill) - 1) // self.limits.page_size]
+            hit = self.tree.match(usable, fill)
+            if len(hit) < len(usable) and usable[len(hit)] in self._leads:
+                continue  # somebody is about to compute its next block: it waits for that, and others may pass
+            new = self.limits.blocks_for(len(fill)) - len(hit)
+            if not admits(Load(self.pool.available, self.running, self.limits.page_size), new + self.pool.idle(hit)):
+                return None
+            return self._seat(sequence, fill, hit, new, admitted)
+        return None
+
+    def _seat(self, sequence: Sequence, fill: Ints, hit: Ints, new: int, admitted: list[Admit]) -> int:
+        """Give a sequence its slot and its blocks: those that the tree has, and `new` ones."""
+        seats = self.seats
         del self._waiting[sequence.arrival]
-        fill = sequence.fill()
-        seat = self.seats.sit(sequence, self._slots.pop(), len(fill))
-        blocks = self.pool.take(need)
-        self.seats.table[seat, :need] = blocks
-        self.seats.blocks[seat] = need
+        seat = seats.sit(sequence, self._slots.pop(), len(fill))
+        self.pool.share(hit)
+        blocks = np.concatenate([hit, self.pool.take(new)])
+        seats.table[seat, : len(blocks)] = blocks
+        seats.blocks[seat] = len(blocks)
+        seats.published[seat] = len(hit)
+        seats.filled[seat] = seats.length[seat] = len(hit) * self.limits.page_size
+        if not sequence.kept:
+            sequence.cached = int(seats.filled[seat])
+        self._leads.update(dict.fromkeys(sequence.names[len(hit) :], seat))
         self._prefilling.append(seat)
         admitted.append(
             Admit(
-                slot=int(self.seats.slot[seat]),
+                slot=int(seats.slot[seat]),
                 ids=fill.astype("<i4").tobytes(),
                 blocks=blocks.astype("<i4").tobytes(),
                 stops=np.array(sequence.stops, dtype="<i4").tobytes(),
@@ -265,6 +293,21 @@ class Scheduler:
             )
         )
         return seat
+
+    def _publish(self, seat: int) -> None:
+        """A chunk is planned: the blocks that it fills are anybody's to read."""
+        seats, sequence = self.seats, self.seats.who(seat)
+        start, full = int(seats.published[seat]), int(seats.filled[seat]) // self.limits.page_size
+        if full > start:
+            names = sequence.names[:full]
+            seats.published[seat] = self.tree.publish(names, sequence.fill(), seats.row(seat), start)
+            self._unlead(names[start:], seat)
+
+    def _unlead(self, names: list[bytes], seat: int) -> None:
+        """The blocks of these names are computed, or will not be: nobody waits for `seat` to do it any more."""
+        for name in names:
+            if self._leads.get(name) == seat:
+                del self._leads[name]
 
     def _advance(self, filled: Ints, decoding: Ints) -> None:
         """A plan is sealed: count what it does, and let go of the sequences whose last step it is."""
@@ -289,11 +332,24 @@ class Scheduler:
             slot = int(seats.slot[seat])
             self._released.append(slot)
             self._slots.append(slot)
-            self.pool.give(seats.row(seat))
+            self._release(seat)
         seats.slot[who] = NO_SLOT
         seats.blocks[who] = 0
         self._decoding = self._decoding[seats.slot[self._decoding] != NO_SLOT]
         self._prefilling = [seat for seat in self._prefilling if seats.slot[seat] != NO_SLOT]
+
+    def _release(self, seat: int) -> None:
+        """Give a seat's blocks back. Those whose content is known stay in the tree: all before the last token that has
+        come back, which the next step would have run."""
+        seats, sequence, page = self.seats, self.seats.who(seat), self.limits.page_size
+        published, names, ids = int(seats.published[seat]), sequence.names, sequence.prompt.ids
+        if seats.filled[seat] < seats.fill[seat]:
+            self._unlead(names[published:], seat)
+            names = names[:published]
+        elif seats.returned[seat]:
+            ids = np.concatenate([ids, seats.generated(seat)])
+            names = self.tree.extend(names, ids[: len(ids) - 1])[: (len(ids) - 1) // page]
+        self.tree.release(seats.row(seat), names, ids, min(published, len(names)))
 
     def _preempt(self) -> None:
         """Send the newest running sequence back to the head of the queue, with its tokens. Nothing is in flight."""
@@ -359,6 +415,8 @@ class Scheduler:
         """Prove that the books balance."""
         seats = self.seats
         self.pool.check(seats.row(seat) for seat in seats.taken())
+        self.tree.check()
+        assert set(self._leads.values()) <= set(self._prefilling), "waiting for a block that nobody will compute"
         running = sorted([*self._prefilling, *self._decoding.tolist()])
         assert len(set(running)) == len(running), "a sequence is prefilling and decoding"
         slotted = [seat for seat in seats.taken() if seats.slot[seat] != NO_SLOT]

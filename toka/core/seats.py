@@ -25,10 +25,11 @@ class Seats:
 
     alive      a result for this seat counts
     slot       the worker's slot, or NO_SLOT once it is given up
-    filled     tokens of `fill` whose prefill is planned
-    fill       tokens to prefill
+    fill       tokens that must be in the KV cache before it decodes
+    filled     of these, those that are cached or whose prefill is planned
     length     tokens whose keys and values are planned
-    blocks     blocks owned; their ids are the first entries of `table`
+    blocks     blocks owned, alone or shared; their ids are the first entries of `table`
+    published  blocks of the row that the prefix tree has seen
     scheduled  generated tokens planned, those of earlier seats included
     returned   generated tokens come back, those of earlier seats included
     flying     planned rows whose result is not in yet
@@ -49,6 +50,7 @@ class Seats:
         self.fill: Ints = np.zeros(count, dtype=np.int32)
         self.length: Ints = np.zeros(count, dtype=np.int32)
         self.blocks: Ints = np.zeros(count, dtype=np.int32)
+        self.published: Ints = np.zeros(count, dtype=np.int32)
         self.scheduled: Ints = np.zeros(count, dtype=np.int32)
         self.returned: Ints = np.zeros(count, dtype=np.int32)
         self.flying: Ints = np.zeros(count, dtype=np.int32)
@@ -66,7 +68,7 @@ class Seats:
         return len(self._free)
 
     def sit(self, sequence: Sequence, slot: int, fill: int) -> int:
-        """Give `sequence` a seat; `fill` tokens are to be prefilled."""
+        """Give `sequence` a seat; `fill` tokens must be in the KV cache before it decodes."""
         seat = self._free.pop()
         kept = sequence.kept
         self.alive[seat] = True
@@ -76,6 +78,7 @@ class Seats:
         self.fill[seat] = fill
         self.length[seat] = 0
         self.blocks[seat] = 0
+        self.published[seat] = 0
         self.scheduled[seat] = self.returned[seat] = self.kept[seat] = kept
         self.flying[seat] = 0
         self.limit[seat] = sequence.limit

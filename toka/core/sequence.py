@@ -5,6 +5,7 @@ from enum import Enum
 import numpy as np
 
 from toka.core.blocks import Ints
+from toka.core.prompt import Prompt
 from toka.wire import MAX_STOP_IDS
 
 NO_SEAT = -1
@@ -25,15 +26,18 @@ class Sequence:
     """What a sequence is (fixed) and where it is (the scheduler's business).
 
     While it runs, its counts live in `Seats` under `seat`; what it generated before the present seat, and what no
-    longer fits the seat's row of tokens, is in `chunks`.
+    longer fits the seat's row of tokens, is in `chunks`. `cached` is how many tokens of its prompt were in the prefix
+    cache when it first started, and `names` what the tree calls the full blocks of `fill`.
     """
 
     __slots__ = (
         "arrival",
+        "cached",
         "choice",
         "chunks",
         "end",
         "limit",
+        "names",
         "owner",
         "prompt",
         "seat",
@@ -47,7 +51,7 @@ class Sequence:
 
     def __init__(
         self,
-        prompt: Ints,
+        prompt: Prompt,
         *,
         limit: int,
         owner: object = None,
@@ -59,9 +63,8 @@ class Sequence:
         top_k: int = 0,
         top_p: float = 1.0,
     ) -> None:
-        """`prompt`: int32[tokens], at least one. `limit`: new tokens, at least one. `watched`: every step's token is
-        reported, not only the end. `owner` is handed back with every report."""
-        assert len(prompt) > 0
+        """`limit`: new tokens, at least one. `watched`: every step's token is reported, not only the end. `owner` is
+        handed back with every report."""
         assert limit > 0
         assert len(stops) <= MAX_STOP_IDS
         self.prompt = prompt
@@ -77,6 +80,8 @@ class Sequence:
         self.seat = NO_SEAT
         self.arrival = -1
         self.end: End | None = None
+        self.cached = 0
+        self.names: list[bytes] = []
         self.chunks: list[Ints] = []
 
     def __repr__(self) -> str:
@@ -95,4 +100,4 @@ class Sequence:
 
     def fill(self) -> Ints:
         """What must be in the KV cache before the next token is sampled: the prompt and all in `chunks`, int32."""
-        return np.concatenate([self.prompt, *self.chunks]) if self.chunks else self.prompt
+        return np.concatenate([self.prompt.ids, *self.chunks]) if self.chunks else self.prompt.ids

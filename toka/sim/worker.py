@@ -100,13 +100,13 @@ class PretendWorker:
         assert self.taken[decoding].all(), "a slot decodes that nobody has"
         assert len(set(decoding.tolist()) | {slot for slot, _, _ in chunks}) == len(decoding) + len(chunks)
         filled = [self._prefill(*chunk) for chunk in chunks]
+        if self.audit:
+            self._look_back(chunks, decoding)
         sampled = np.array([slot for slot, _, _ in chunks], dtype=np.int32)[np.array(filled, dtype=bool)]
         roster = np.concatenate([sampled, decoding])
         assert len(roster) or len(chunks), "a plan that runs nothing"
         self.largest_step = max(self.largest_step, len(decoding) + sum(count for _, _, count in chunks))
         dead = self.dead[roster]
-        if self.audit:
-            self._read_and_write(decoding)
         self.length[decoding] += ~self.dead[decoding]
         positions = self.length[roster]
         ids = pretend_tokens(self.seed[roster], self.choice[roster], positions, self.vocab_size)
@@ -137,26 +137,31 @@ class PretendWorker:
         """Run a chunk; True if it ends the slot's ids."""
         assert self.taken[slot]
         assert count > 0
+        if self.length[slot] == 0 and start % self.page_size == 0:
+            self.length[slot] = start  # what lies before came from the prefix cache
         assert start == self.length[slot], (
             f"slot {slot} is filled up to {self.length[slot]}, its chunk starts at {start}"
         )
         end = start + count
         assert end <= len(self.fills[slot])
         assert end <= len(self.rows[slot]) * self.page_size, f"slot {slot} has no block for position {end - 1}"
-        if self.audit:
-            for position in range(start, end):
-                self._write(slot, position)
-            self._read(slot, end)
         self.length[slot] = end
         return end == len(self.fills[slot])
 
-    def _read_and_write(self, decoding: Ints) -> None:
-        for slot in decoding.tolist():
-            if not self.dead[slot]:
-                position = int(self.length[slot])
-                assert position >= len(self.fills[slot]), f"slot {slot} decodes before it is filled"
+    def _look_back(self, chunks: list[list[int]], decoding: Ints) -> None:
+        """Write all tokens of the step, then let each sequence read its whole history: within a step writes come
+        first."""
+        live = [slot for slot in decoding.tolist() if not self.dead[slot]]
+        for slot, start, count in chunks:
+            for position in range(start, start + count):
                 self._write(slot, position)
-                self._read(slot, position + 1)
+        for slot in live:
+            assert self.length[slot] >= len(self.fills[slot]), f"slot {slot} decodes before it is filled"
+            self._write(slot, int(self.length[slot]))
+        for slot, start, count in chunks:
+            self._read(slot, start + count)
+        for slot in live:
+            self._read(slot, int(self.length[slot]) + 1)
 
     def _write(self, slot: int, position: int) -> None:
         block = self.rows[slot][position // self.page_size]

@@ -1,0 +1,119 @@
+"""The prefix cache: which blocks hold the keys and values of which tokens.
+
+A full block's name is the digest of the tokens in it chained to the name of the block before, so a name stands for a
+whole prefix, and the names of a prompt's blocks are a path in a radix tree. The tree needs no nodes: a dictionary from
+names to blocks is enough, because it is closed under taking the parent (only leaves are evicted, see `BlockPool`).
+
+Digests are BLAKE2b, 128 bits, keyed: a client that does not know the key cannot make two prompts collide. On a hit the
+tokens are compared all the same.
+"""
+
+from hashlib import blake2b
+
+import numpy as np
+
+from toka.core.blocks import BlockPool, Ints
+from toka.core.prompt import Prompt
+
+DIGEST_BYTES = 16
+
+
+class PrefixTree:
+    """Names of full blocks. Owns the pool's `named` flags and nothing else of it."""
+
+    __slots__ = ("_blocks", "_content", "_key", "_names", "page_size", "pool")
+
+    def __init__(self, num_blocks: int, page_size: int, key: bytes = b"") -> None:
+        """`key`: up to 64 bytes, the same for all replicas that share digests."""
+        self.page_size = page_size
+        self.pool = BlockPool(num_blocks, self._forget)
+        self._key = key
+        self._blocks: dict[bytes, int] = {}
+        self._names: dict[int, bytes] = {}
+        self._content: dict[int, bytes] = {}
+
+    def __repr__(self) -> str:
+        return f"<PrefixTree of {len(self._blocks)} blocks, {self.pool!r}>"
+
+    def __len__(self) -> int:
+        """Blocks that have a name."""
+        return len(self._blocks)
+
+    def digests(self, prompt: Prompt) -> list[bytes]:
+        """The names of a prompt's full blocks. Worked out once for all its sequences."""
+        if prompt.digests is None:
+            root = blake2b(prompt.salt.encode(), digest_size=DIGEST_BYTES, key=self._key).digest()
+            prompt.digests = self._chain(root, prompt.ids)
+        return prompt.digests
+
+    def extend(self, digests: list[bytes], ids: Ints) -> list[bytes]:
+        """The names of all full blocks of `ids`, of which `digests` are the first."""
+        done = len(digests)
+        if not done or len(ids) // self.page_size == done:
+            return digests
+        return digests + self._chain(digests[-1], ids[done * self.page_size :])
+
+    def _chain(self, before: bytes, ids: Ints) -> list[bytes]:
+        size, data = 4 * self.page_size, ids.astype("<i4").tobytes()
+        names: list[bytes] = []
+        for end in range(size, len(data) + 1, size):
+            before = blake2b(before + data[end - size : end], digest_size=DIGEST_BYTES, key=self._key).digest()
+            names.append(before)
+        return names
+
+    def match(self, digests: list[bytes], ids: Ints) -> Ints:
+        """The blocks that hold the longest known beginning of `ids`, whose full blocks are called `digests`."""
+        # The tree is closed under taking the parent, so known names come before unknown ones: search for the border.
+        low, high = 0, len(digests)
+        while low < high:
+            middle = (low + high) // 2
+            if digests[middle] in self._blocks:
+                low = middle + 1
+            else:
+                high = middle
+        size, data = 4 * self.page_size, ids[: low * self.page_size].astype("<i4").tobytes()
+        blocks: list[int] = []
+        for index, name in enumerate(digests[:low]):
+            block = self._blocks[name]
+            if self._content[block] != data[index * size : (index + 1) * size]:
+                break  # two prefixes of one name: the odds are 2^-128, the harm would be another prompt's answer
+            blocks.append(block)
+        return np.array(blocks, dtype=np.int32)
+
+    def publish(self, digests: list[bytes], ids: Ints, row: Ints, start: int) -> int:
+        """Name the blocks of `row` from `start` on as the blocks of `ids`, called `digests`. Stops at a name that
+        another block has: a reader of the blocks after it would own them without owning that one. Returns how many
+        blocks of the row have been gone through."""
+        size, data = 4 * self.page_size, ids.astype("<i4").tobytes()
+        for index in range(start, len(digests)):
+            block, name = int(row[index]), digests[index]
+            if self._blocks.setdefault(name, block) != block:
+                return index
+            self._names[block] = name
+            self._content[block] = data[index * size : (index + 1) * size]
+            self.pool.named[block] = True
+        return len(digests)
+
+    def release(self, row: Ints, digests: list[bytes], ids: Ints, start: int) -> None:
+        """Give back the row of an owner that is through with it, naming first what has no name yet: the blocks from
+        `start` on that `digests` and `ids` describe."""
+        own = True
+        while start < len(digests):
+            start = self.publish(digests, ids, row, start)
+            if start < len(digests):
+                own = False
+                start += 1  # another block has this name, and stands in for ours before the blocks that follow
+        self.pool.give(row)
+        if not own:
+            self.pool.touch(self._blocks[name] for name in digests)
+
+    def _forget(self, block: int) -> None:
+        del self._blocks[self._names.pop(block)]
+        del self._content[block]
+
+    def check(self) -> None:
+        """Prove that names and blocks fit each other."""
+        assert len(self._blocks) == len(self._names) == len(self._content)
+        assert sorted(self._names) == np.flatnonzero(self.pool.named).tolist(), "a name without a flag, or the reverse"
+        for name, block in self._blocks.items():
+            assert self._names[block] == name
