@@ -18,8 +18,11 @@ from collections.abc import Callable
 import numpy as np
 
 from toka.config import Config
+from toka.core.admission import POLICIES
+from toka.core.limits import Limits
+from toka.core.progress import Diverged, Progress
 from toka.core.prompt import Prompt
-from toka.core.scheduler import Diverged, Limits, Progress, Scheduler
+from toka.core.scheduler import Scheduler
 from toka.core.sequence import End, Sequence
 from toka.errors import BadRequest, ConfigError, ContextLengthExceeded, StartError, Unavailable
 from toka.generation import Choice, Generation
@@ -250,11 +253,6 @@ class Engine:
             self._over.set_exception(StartError(reason))
         self._end(Unavailable("The worker that served this model is gone; the server is stopping."))
 
-    def worker_exited(self, code: int) -> None:
-        """A local worker's process has ended. What it still said tells more than its exit code."""
-        self._link.poll()
-        self.lost(f"the worker ended with exit code {code}; its last lines above say why")
-
     # Inside
 
     @property
@@ -311,6 +309,7 @@ class Engine:
             ),
             epoch=ready.epoch,
             key=self._key,
+            policy=POLICIES[config.admission],
         )
         self._link.send(Agreed(epoch=ready.epoch, num_blocks=ready.num_blocks))
         self._ready.set()

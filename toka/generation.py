@@ -35,8 +35,8 @@ class Choice:
         self._withheld: list[str] | None = None if streams else []
 
     def token(self, token: int, end: End | None) -> tuple[Delta | None, bool]:
-        """One more token. Returns the news, if there is any to tell, and whether a stop string has just ended the
-        choice."""
+        """One more token. Returns the news, if there is any to tell, and whether a stop string has ended the choice
+        while its sequence still runs."""
         assert self._output is not None
         self.tokens += 1
         text, stop = "", None
@@ -45,6 +45,7 @@ class Choice:
             text, stop = piece.text, piece.stop
         if stop is None and end is not None:
             text += self._output.finish()
+            stop = self._output.stop
         self.over = stop is not None or end is not None
         if self._withheld is not None:
             self._withheld.append(text)
@@ -55,7 +56,7 @@ class Choice:
             return (Delta(self.index, text, self.tokens) if text else None), False
         reason = End.STOP if stop is not None else end
         assert reason is not None
-        return Delta(self.index, text, self.tokens, reason.value, stop), stop is not None
+        return Delta(self.index, text, self.tokens, reason.value, stop), end is None
 
     def whole(self, tokens: Ints, end: End, decoder: Decoder) -> Delta:
         """All of an answer at once."""

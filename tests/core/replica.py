@@ -4,14 +4,19 @@ from collections import deque
 
 import numpy as np
 
+from toka.core.admission import POLICIES, Policy
 from toka.core.blocks import Ints
+from toka.core.limits import Limits
+from toka.core.progress import Ended, News
 from toka.core.prompt import Prompt
-from toka.core.scheduler import Ended, Limits, News, Scheduler
+from toka.core.scheduler import Scheduler
 from toka.core.sequence import End, Sequence
 from toka.sim.worker import PretendWorker, pretend_tokens
 from toka.wire import Tokens, decode_to_worker, encode
 
 VOCAB = 64
+BOLD = POLICIES["greedy"]
+"""Starts whatever fits now, and so must preempt."""
 
 
 def limits(
@@ -41,8 +46,8 @@ def expected(sequence: Sequence) -> list[int]:
 class Replica:
     """Plans go through the wire's bytes; results wait in `results` until `land` takes one in."""
 
-    def __init__(self, sizes: Limits, busy: float = 0.001) -> None:
-        self.scheduler = Scheduler(sizes, epoch=7)
+    def __init__(self, sizes: Limits, policy: Policy | None = None) -> None:
+        self.scheduler = Scheduler(sizes, epoch=7, policy=policy)
         self.worker = PretendWorker(
             max_slots=sizes.max_seqs,
             num_blocks=sizes.num_blocks,
@@ -51,7 +56,8 @@ class Replica:
             audit=True,
         )
         self.results: deque[Tokens] = deque()
-        self.busy = busy
+        self.busy = 0.001
+        """Seconds that the worker says a step took."""
         self.seen: dict[Sequence, list[int]] = {}
         self.ends: dict[Sequence, End] = {}
         self.prefilled = 0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.core.replica import Replica, expected, limits
+from tests.core.replica import BOLD, Replica, expected, limits
 from toka.core.prefix import PrefixTree
 from toka.core.prompt import Prompt
 from toka.core.sequence import End
@@ -116,7 +116,7 @@ def test_if_the_leader_goes_the_first_follower_leads() -> None:
 
 def test_a_preempted_sequence_finds_its_own_blocks() -> None:
     """What it had computed is in the tree until somebody needs the room."""
-    replica = Replica(limits(num_blocks=60, max_seqs=4))
+    replica = Replica(limits(num_blocks=60, max_seqs=4), BOLD)
     sequences = [replica.sequence(3, 100) for _ in range(3)]
     replica.run()
     assert replica.scheduler.preemptions > 0

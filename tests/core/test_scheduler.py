@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.core.replica import Replica, expected, limits
+from tests.core.replica import BOLD, Replica, expected, limits
+from toka.core.admission import Policy
+from toka.core.progress import Diverged
 from toka.core.prompt import Prompt
-from toka.core.scheduler import Diverged
 from toka.core.sequence import End, Sequence
 from toka.wire import Tokens
 
@@ -92,7 +93,7 @@ def test_slots_and_blocks_are_given_on_before_the_last_results_are_in() -> None:
 
 def test_preemption_keeps_tokens() -> None:
     """When blocks run out the newest sequence goes back to the queue with its tokens, and ends with the same answer."""
-    replica = Replica(limits(num_blocks=60, max_seqs=4))
+    replica = Replica(limits(num_blocks=60, max_seqs=4), BOLD)
     # Each needs 26 blocks in the end, and starts with one.
     sequences = [replica.sequence(3, 100) for _ in range(3)]
     replica.run()
@@ -103,7 +104,7 @@ def test_preemption_keeps_tokens() -> None:
 
 def test_preemption_waits_for_what_is_in_flight() -> None:
     """Nobody is preempted on stale news: the scheduler first plans nothing until all results are in."""
-    replica = Replica(limits(num_blocks=40, max_seqs=2))
+    replica = Replica(limits(num_blocks=40, max_seqs=2), BOLD)
     replica.sequence(4, 100)
     replica.sequence(4, 100)
     while not replica.scheduler.preemptions:
@@ -116,7 +117,7 @@ def test_preemption_waits_for_what_is_in_flight() -> None:
 
 def test_preempted_work_goes_first() -> None:
     """A preempted sequence is at the queue's head: nobody who came later starts before it."""
-    replica = Replica(limits(num_blocks=40, max_seqs=2))
+    replica = Replica(limits(num_blocks=40, max_seqs=2), BOLD)
     first, second = replica.sequence(3, 100), replica.sequence(3, 100)
     later = replica.sequence(3, 100)
     replica.run()
@@ -234,13 +235,19 @@ def test_results_that_do_not_fit_are_refused(tokens: Tokens) -> None:
     max_seqs=st.integers(1, 10),
     max_tokens=st.integers(10, 40),
     max_ahead=st.integers(1, 6),
+    policy=st.sampled_from([BOLD, Policy(), Policy(learn=False)]),
 )
 @settings(max_examples=60, deadline=None)
 def test_random_traffic_always_ends(
-    requests: list[tuple[int, int, bool]], num_blocks: int, max_seqs: int, max_tokens: int, max_ahead: int
+    requests: list[tuple[int, int, bool]],
+    num_blocks: int,
+    max_seqs: int,
+    max_tokens: int,
+    max_ahead: int,
+    policy: Policy,
 ) -> None:
     """Tiny caches and oversubscription: every sequence is answered once, with the tokens it would get alone."""
-    replica = Replica(limits(num_blocks, 4, min(max_seqs, max_tokens), max_tokens, max_ahead))
+    replica = Replica(limits(num_blocks, 4, min(max_seqs, max_tokens), max_tokens, max_ahead), policy)
     sequences = [replica.sequence(prompt, limit, stops=(3, 17) if stops else ()) for prompt, limit, stops in requests]
     replica.run()
     for sequence in sequences:
@@ -250,9 +257,11 @@ def test_random_traffic_always_ends(
 class Traffic(RuleBasedStateMachine):
     """Submitting, planning, landing and cancelling in any order."""
 
+    policy = Policy()
+
     def __init__(self) -> None:
         super().__init__()
-        self.replica = Replica(limits(num_blocks=40, max_seqs=5, max_tokens=12, max_ahead=5))
+        self.replica = Replica(limits(num_blocks=40, max_seqs=5, max_tokens=12, max_ahead=5), self.policy)
         self.cancelled: set[Sequence] = set()
 
     @rule(
@@ -307,5 +316,73 @@ class Traffic(RuleBasedStateMachine):
                 assert seen == expected(sequence)
 
 
+class BoldTraffic(Traffic):
+    """The same under a policy that preempts all the time."""
+
+    policy = BOLD
+
+
 TestTraffic = Traffic.TestCase
-TestTraffic.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestBoldTraffic = BoldTraffic.TestCase
+TestTraffic.settings = TestBoldTraffic.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+
+
+def test_what_is_certain_is_never_preempted() -> None:
+    """When every length is known, the curve is exact: the batch is as large as it can be, and nobody is sent back."""
+    replica = Replica(limits(num_blocks=60, max_seqs=20, max_tokens=64))
+    sequences = [replica.sequence(3 + index % 7, 40 + 11 * index % 60) for index in range(30)]
+    replica.run()
+    assert replica.scheduler.preemptions == 0
+    for sequence in sequences:
+        assert replica.seen[sequence] == expected(sequence)
+
+
+def test_the_curve_is_what_the_running_sequences_will_use() -> None:
+    """Kept up to date over starts, ends, chunks and shared blocks, it equals the blocks that are used later."""
+    replica = Replica(limits(num_blocks=400, max_seqs=20, max_tokens=40))
+    shared = Prompt(np.arange(23, dtype=np.int32))
+    for index in range(6):
+        replica.sequence(30 + index, 20 + 5 * index)
+        replica.sequence(0, 10 + 7 * index, prompt=shared)
+    scheduler = replica.scheduler
+    while scheduler.waiting or scheduler._prefilling:
+        assert replica.plan() or replica.land()
+
+    def in_use_next() -> int:
+        """What is in use, and what the next step takes."""
+        return scheduler.pool.num_blocks - scheduler.pool.available + len(scheduler._short(scheduler._decoding))
+
+    scheduler.admission.usage.advance(scheduler.steps)
+    curve = scheduler.admission.usage.ahead(in_use_next())
+    seen = [in_use_next()]
+    while scheduler.running:
+        while not replica.plan():
+            assert replica.land()
+        seen.append(in_use_next())
+    assert curve[: len(seen)].tolist() == seen
+    assert len(seen) > 30
+
+
+def test_a_large_head_is_passed_by_a_few_and_then_by_nobody() -> None:
+    """Small sequences may use the room that the head cannot, but not for ever."""
+    replica = Replica(limits(num_blocks=40, max_seqs=4, max_tokens=64))
+    replica.sequence(4, 100)
+    replica.plan()
+    large = replica.sequence(100, 50)
+    small = [replica.sequence(3, 4) for _ in range(200)]
+    replica.run()
+    order = list(replica.ends)
+    assert order.index(small[0]) < order.index(large)
+    assert order.index(large) < 120
+
+
+def test_lower_priorities_start_first_and_are_preempted_last() -> None:
+    """Whatever the order of arrival."""
+    replica = Replica(limits(max_seqs=1))
+    late = Sequence(Prompt(np.arange(3, dtype=np.int32)), limit=2, priority=5, seed=1)
+    soon = Sequence(Prompt(np.arange(3, dtype=np.int32)), limit=2, priority=-5, seed=2)
+    for sequence in (late, soon):
+        replica.scheduler.submit(sequence)
+        replica.seen[sequence] = []
+    replica.run()
+    assert list(replica.ends) == [soon, late]

@@ -20,82 +20,37 @@ Plans are made ahead of results: `scheduled` counts the tokens planned, `returne
   flight, and only then is the newest sequence sent back to the head of the queue with all the tokens it has made.
 """
 
-from collections import OrderedDict, deque
+from collections import deque
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
-from toka.core.admission import Load, admits
+from toka.core.admission import Admission, Policy
 from toka.core.blocks import Ints
+from toka.core.books import check
 from toka.core.depth import Depth
+from toka.core.limits import Limits
 from toka.core.prefix import PrefixTree
+from toka.core.progress import Diverged, Ended, Flight, News, Progress
+from toka.core.queue import Queue
 from toka.core.seats import NO_SLOT, Flags, Seats
 from toka.core.sequence import End, Sequence
+from toka.core.usage import Future, future_of
 from toka.wire import NO_TOKEN, Admit, Plan, Tokens
 
 LOOK = 64
 """How far behind the head of the queue a sequence may stand that starts before it."""
+LOOK_PAST = 4
+"""Sequences that do not fit which one step looks past. Each costs the look at a curve."""
+MAX_PASSED = 64
+"""Sequences that may start before one that does not fit."""
 NOBODY: Ints = np.zeros(0, dtype=np.int32)
-
-
-class Limits(NamedTuple):
-    """What a replica holds."""
-
-    num_blocks: int
-    page_size: int
-    max_seqs: int
-    """Sequences in one step, and so slots."""
-    max_tokens: int
-    """Tokens in one step."""
-    max_ahead: int
-    """Plans in flight at most."""
-    max_len: int
-    """Tokens of the longest sequence."""
-
-    def blocks_for(self, tokens: int) -> int:
-        """Blocks that `tokens` tokens take."""
-        return -(-tokens // self.page_size)
-
-
-class News(NamedTuple):
-    """One token of a watched sequence; `end` is set with its last one."""
-
-    sequence: Sequence
-    token: int
-    end: End | None
-
-
-class Ended(NamedTuple):
-    """A sequence that nobody watched is over; `tokens` is all it generated, int32, the ending token included."""
-
-    sequence: Sequence
-    end: End
-    tokens: Ints
-
-
-class Progress(NamedTuple):
-    """What one step brought."""
-
-    news: list[News]
-    ended: list[Ended]
-
-
-class Diverged(Exception):
-    """The worker's results do not fit the plans: nothing that comes after can be trusted, the epoch must end."""
-
-
-class _Flight(NamedTuple):
-    """A plan in flight: its step and, by row, the seats that its results are for."""
-
-    step: int
-    roster: Ints
 
 
 class Scheduler:
     """One replica's queue, batch and blocks. `plan` and `apply` alternate in any order; neither waits."""
 
-    def __init__(self, limits: Limits, epoch: int = 0, key: bytes = b"") -> None:
+    def __init__(self, limits: Limits, epoch: int = 0, key: bytes = b"", policy: Policy | None = None) -> None:
         """`key` makes the names of the prefix cache unpredictable."""
         self.limits = limits
         self.epoch = epoch
@@ -104,16 +59,19 @@ class Scheduler:
         self.pool = self.tree.pool
         # Twice as many seats as slots: a full batch may run while another full batch is draining.
         self.seats = Seats(2 * limits.max_seqs, limits.blocks_for(limits.max_len))
+        self.admission = Admission(limits.num_blocks, limits.max_len, policy or Policy())
         self.steps = 0
         self.preemptions = 0
         self._arrivals = 0
-        self._waiting: OrderedDict[int, Sequence] = OrderedDict()
+        self._waiting = Queue()
         self._prefilling: list[int] = []
         self._leads: dict[bytes, int] = {}
         self._decoding: Ints = NOBODY
+        self._until = np.zeros(limits.num_blocks, dtype=np.int64)
+        self._passed = 0
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
         self._released: list[int] = []
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[Flight] = deque()
         self._sent: bytes = b""
 
     def __repr__(self) -> str:
@@ -147,7 +105,7 @@ class Scheduler:
         assert self.fits(sequence), f"{sequence} is larger than the KV cache"
         sequence.arrival = self._arrivals
         self._arrivals += 1
-        self._waiting[sequence.arrival] = sequence
+        self._waiting.push(sequence)
 
     def finish(self, sequence: Sequence, end: End) -> None:
         """End a sequence from outside: cancelled, or stopped by what the engine sees in its text. Harmless after its
@@ -155,7 +113,7 @@ class Scheduler:
         if sequence.end:
             return
         sequence.end = end
-        if self._waiting.pop(sequence.arrival, None):
+        if self._waiting.remove(sequence):
             return
         seat = sequence.seat
         self.seats.alive[seat] = False
@@ -169,9 +127,11 @@ class Scheduler:
         """The next step, or None: nothing to run, enough in flight, or results are needed before anything else."""
         if len(self._flights) >= self.depth.value:
             return None
+        self.admission.usage.advance(self.steps)
         if not self._grow():
             return None
         decoding = self._decoding
+        self._look(decoding)
         admitted: list[Admit] = []
         appended = self._append(decoding)
         chunks, filled = self._prefill(self.limits.max_tokens - len(decoding), admitted)
@@ -191,7 +151,7 @@ class Scheduler:
         )
         self._sent = rows
         self._released = []
-        self._flights.append(_Flight(self.steps, roster))
+        self._flights.append(Flight(self.steps, roster))
         self.steps += 1
         self._advance(filled, decoding)
         return plan
@@ -241,15 +201,81 @@ class Scheduler:
             if budget <= 0:
                 break
             chunk(seat)
-        while budget > 0 and (admitted_seat := self._admit(admitted)) is not None:
+        while budget > 0 and (admitted_seat := self._admit(budget, admitted)) is not None:
             chunk(admitted_seat)
         return chunks, np.array(filled, dtype=np.int32)
 
-    def _admit(self, admitted: list[Admit]) -> int | None:
-        """Seat the next sequence of the queue that may start, if there is one."""
+    def _look(self, decoding: Ints) -> None:
+        """Learn from those that run on, and give those that outran their prediction another."""
+        seats = self.seats
+        watched = decoding[seats.open_ended[decoding]]
+        self.admission.look(self.steps, seats.scheduled[watched], seats.limit[watched])
+        for seat in decoding[seats.end[decoding] <= self.steps].tolist():
+            self._foresee_again(seat)
+
+    def _foresee(self, sequence: Sequence, fill: int, hit: Ints, new: int, budget: int) -> Future:
+        """What a waiting sequence would use if it started now, with `fill` tokens to have in the cache, of which the
+        blocks `hit` are there and `new` blocks are not. This step has room for `budget` tokens of it."""
+        limits, owners = self.limits, self.pool.owners
+        later = max(fill - len(hit) * limits.page_size - budget, 0)
+        start = self.steps + 1 - (-later // max(limits.max_tokens - self.running, 1))
+        steps = self.admission.steps(sequence.kept + 1, sequence.limit, bool(sequence.stops))
+        owned = hit[owners[hit] > 0]
+        borrowed: tuple[tuple[int, int], ...] = ()
+        if len(owned):
+            until, counts = np.unique(self._until[owned], return_counts=True)
+            borrowed = tuple(
+                (step, count)
+                for step, count in zip(until.tolist(), counts.tolist(), strict=True)
+                if step < start + steps
+            )
+        return future_of(
+            start=start,
+            length=fill,
+            row=len(hit) + new,
+            steps=steps,
+            page=limits.page_size,
+            blocks=new + len(hit) - len(owned),
+            borrowed=borrowed,
+        )
+
+    def _foresee_again(self, seat: int) -> None:
+        """A sequence that decodes has another future than was thought."""
+        seats, sequence, old = self.seats, self.seats.who(seat), self.seats.futures[seat]
+        assert old is not None
+        row = int(seats.blocks[seat])
+        self._set_future(
+            seat,
+            future_of(
+                start=self.steps,
+                length=int(seats.length[seat]),
+                row=row,
+                steps=self.admission.steps(int(seats.scheduled[seat]), sequence.limit, bool(sequence.stops)),
+                page=self.limits.page_size,
+                blocks=row - int(seats.lent[seat]) - sum(count for _, count in old.borrowed),
+                borrowed=old.borrowed,
+            ),
+        )
+
+    def _set_future(self, seat: int, future: Future | None) -> None:
+        """Put a seat's future on the curve, in the place of the one it had."""
+        seats, usage = self.seats, self.admission.usage
+        if (old := seats.futures[seat]) is not None:
+            usage.remove(old)
+        seats.futures[seat] = future
+        if future is not None:
+            usage.add(future)
+            seats.end[seat] = future.end
+            row = seats.row(seat)
+            self._until[row] = np.maximum(self._until[row], future.end)
+
+    def _admit(self, budget: int, admitted: list[Admit]) -> int | None:
+        """Seat the next sequence of the queue that may start, if there is one. One that does not fit may be passed by a
+        few others behind it, and then by nobody until it starts."""
         if not self._slots or not self.seats.free:
             return None
-        for sequence in islice(self._waiting.values(), LOOK):
+        refused = 0
+        for sequence in islice(self._waiting, LOOK):
             fill = sequence.fill()
             sequence.names = self.tree.extend(self.tree.digests(sequence.prompt), fill)
             # The last token is run again for its logits, so its block is never taken from the tree.
@@ -258,21 +284,28 @@ class Scheduler:
             if len(hit) < len(usable) and usable[len(hit)] in self._leads:
                 continue  # somebody is about to compute its next block: it waits for that, and others may pass
             new = self.limits.blocks_for(len(fill)) - len(hit)
-            if not admits(Load(self.pool.available, self.running, self.limits.page_size), new + self.pool.idle(hit)):
+            future = self._foresee(sequence, len(fill), hit, new, budget)
+            enough = new + self.pool.idle(hit) <= self.pool.available
+            if enough and self.admission.admits(self.pool.num_blocks - self.pool.available, future):
+                self._passed = self._passed + 1 if refused else 0
+                return self._seat(sequence, fill, hit, new, future, admitted)
+            refused += 1
+            if refused > LOOK_PAST or self._passed >= MAX_PASSED:
                 return None
-            return self._seat(sequence, fill, hit, new, admitted)
         return None
 
-    def _seat(self, sequence: Sequence, fill: Ints, hit: Ints, new: int, admitted: list[Admit]) -> int:
+    def _seat(self, sequence: Sequence, fill: Ints, hit: Ints, new: int, future: Future, admitted: list[Admit]) -> int:
         """Give a sequence its slot and its blocks: those that the tree has, and `new` ones."""
         seats = self.seats
-        del self._waiting[sequence.arrival]
+        self._waiting.remove(sequence)
         seat = seats.sit(sequence, self._slots.pop(), len(fill))
         self.pool.share(hit)
         blocks = np.concatenate([hit, self.pool.take(new)])
         seats.table[seat, : len(blocks)] = blocks
         seats.blocks[seat] = len(blocks)
         seats.published[seat] = len(hit)
+        seats.lent[seat] = len(blocks) - future.blocks - sum(count for _, count in future.borrowed)
+        self._set_future(seat, future)
         seats.filled[seat] = seats.length[seat] = len(hit) * self.limits.page_size
         if not sequence.kept:
             sequence.cached = int(seats.filled[seat])
@@ -323,6 +356,11 @@ class Scheduler:
         last = sampled[seats.scheduled[sampled] >= seats.limit[sampled]]
         if len(last):
             self._stop_running(last)
+        for seat in filled[seats.slot[filled] != NO_SLOT].tolist():
+            future = seats.futures[seat]
+            assert future is not None
+            if future.grows != self.steps + seats.blocks[seat] * self.limits.page_size - seats.fill[seat]:
+                self._foresee_again(seat)  # its prefill took longer than thought
 
     def _stop_running(self, who: Ints) -> None:
         """Take slot and blocks from `who`. The worker hears of it with the next plan; seats stay until they drain."""
@@ -350,16 +388,18 @@ class Scheduler:
             ids = np.concatenate([ids, seats.generated(seat)])
             names = self.tree.extend(names, ids[: len(ids) - 1])[: (len(ids) - 1) // page]
         self.tree.release(seats.row(seat), names, ids, min(published, len(names)))
+        self._set_future(seat, None)
 
     def _preempt(self) -> None:
-        """Send the newest running sequence back to the head of the queue, with its tokens. Nothing is in flight."""
-        seat = max([*self._prefilling, *self._decoding.tolist()], key=lambda running: self.seats.who(running).arrival)
-        sequence = self.seats.who(seat)
+        """Send a running sequence back to the head of the queue, with its tokens: of the lowest priority the newest.
+        Nothing is in flight."""
+        running = [self.seats.who(seat) for seat in [*self._prefilling, *self._decoding.tolist()]]
+        sequence = max(running, key=lambda one: (one.priority, one.arrival))
+        seat = sequence.seat
         self.seats.move(seat)
         self._stop_running(np.array([seat], dtype=np.int32))
         self.seats.leave(seat)
-        self._waiting[sequence.arrival] = sequence
-        self._waiting.move_to_end(sequence.arrival, last=False)
+        self._waiting.push_front(sequence)
         self.preemptions += 1
 
     # Results
@@ -404,6 +444,8 @@ class Scheduler:
             sequence = self.seats.who(seat)
             if over[row]:
                 sequence.end = End.STOP if stopped[row] else End.LENGTH
+                if sequence.stops:
+                    self.admission.predictor.ended(int(self.seats.returned[seat]), sequence.limit)
             if sequence.watched:
                 news.append(News(sequence, token, sequence.end))
             else:
@@ -412,37 +454,5 @@ class Scheduler:
         return Progress(news, ended)
 
     def check(self) -> None:
-        """Prove that the books balance."""
-        seats = self.seats
-        self.pool.check(seats.row(seat) for seat in seats.taken())
-        self.tree.check()
-        assert set(self._leads.values()) <= set(self._prefilling), "waiting for a block that nobody will compute"
-        running = sorted([*self._prefilling, *self._decoding.tolist()])
-        assert len(set(running)) == len(running), "a sequence is prefilling and decoding"
-        slotted = [seat for seat in seats.taken() if seats.slot[seat] != NO_SLOT]
-        assert running == slotted, "a slot without a running sequence, or the reverse"
-        slots = sorted(seats.slot[running].tolist() + self._slots)
-        assert slots == list(range(self.limits.max_seqs)), "slots lost or given twice"
-        flying = np.zeros(seats.count, dtype=np.int32)
-        for flight in self._flights:
-            np.add.at(flying, flight.roster, 1)
-        assert (flying == seats.flying).all(), "rows in flight miscounted"
-        for seat in seats.taken():
-            sequence = seats.who(seat)
-            assert sequence.seat == seat
-            assert seats.alive[seat] == (sequence.end is None), f"{sequence} is over and alive, or neither"
-            if seats.alive[seat]:
-                assert seats.scheduled[seat] - seats.returned[seat] == seats.flying[seat], f"{sequence} lost a result"
-                assert seats.scheduled[seat] <= seats.limit[seat], f"{sequence} ran past its limit"
-            else:
-                assert seats.flying[seat] > 0, f"{sequence} drained and kept its seat"
-            if seats.slot[seat] == NO_SLOT:
-                assert seats.blocks[seat] == 0
-                assert seats.flying[seat] > 0, f"{sequence} has neither a slot nor a result to come"
-            else:
-                assert self.limits.blocks_for(int(seats.length[seat])) <= seats.blocks[seat], (
-                    f"{sequence} outgrew its blocks"
-                )
-        for sequence in self._waiting.values():
-            assert sequence.end is None
-            assert sequence.seat < 0, f"{sequence} waits and has a seat"
+        """Prove that the books balance. Raises AssertionError."""
+        check(self)

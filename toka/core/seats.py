@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from toka.core.blocks import Ints
 from toka.core.sequence import NO_SEAT, Sequence
+from toka.core.usage import Future
 from toka.wire import MAX_STOP_IDS
 
 Flags = NDArray[np.bool_]
@@ -37,6 +38,9 @@ class Seats:
     kept       generated tokens that are in the sequence's chunks, not in `tokens`
     stops      stop ids, padded with NO_STOP
     watched    every token is reported
+    open_ended a stop id may end it before its limit
+    end        the step at which it is predicted to have given everything back
+    lent       blocks of the row that another sequence answers for on the usage curve
     """
 
     def __init__(self, count: int, max_blocks: int) -> None:
@@ -45,6 +49,9 @@ class Seats:
         self.count = count
         self.alive = np.zeros(count, dtype=bool)
         self.watched = np.zeros(count, dtype=bool)
+        self.open_ended = np.zeros(count, dtype=bool)
+        self.end: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
+        self.lent: Ints = np.zeros(count, dtype=np.int32)
         self.slot: Ints = np.full(count, NO_SLOT, dtype=np.int32)
         self.filled: Ints = np.zeros(count, dtype=np.int32)
         self.fill: Ints = np.zeros(count, dtype=np.int32)
@@ -60,6 +67,7 @@ class Seats:
         self.table: Ints = np.zeros((count, max_blocks), dtype=np.int32)
         self.tokens: Ints = np.zeros((count, ROW), dtype=np.int32)
         self.sequences: list[Sequence | None] = [None] * count
+        self.futures: list[Future | None] = [None] * count
         self._free = list(range(count - 1, -1, -1))
 
     @property
@@ -82,6 +90,7 @@ class Seats:
         self.scheduled[seat] = self.returned[seat] = self.kept[seat] = kept
         self.flying[seat] = 0
         self.limit[seat] = sequence.limit
+        self.open_ended[seat] = bool(sequence.stops)
         self.stops[seat] = NO_STOP
         self.stops[seat, : len(sequence.stops)] = sequence.stops
         self.sequences[seat] = sequence

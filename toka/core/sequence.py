@@ -39,6 +39,7 @@ class Sequence:
         "limit",
         "names",
         "owner",
+        "priority",
         "prompt",
         "seat",
         "seed",
@@ -56,6 +57,7 @@ class Sequence:
         limit: int,
         owner: object = None,
         watched: bool = False,
+        priority: int = 0,
         stops: tuple[int, ...] = (),
         seed: int = 0,
         choice: int = 0,
@@ -64,13 +66,14 @@ class Sequence:
         top_p: float = 1.0,
     ) -> None:
         """`limit`: new tokens, at least one. `watched`: every step's token is reported, not only the end. `owner` is
-        handed back with every report."""
+        handed back with every report. `priority`: lower numbers start first and are preempted last."""
         assert limit > 0
         assert len(stops) <= MAX_STOP_IDS
         self.prompt = prompt
         self.limit = limit
         self.owner = owner
         self.watched = watched
+        self.priority = priority
         self.stops = stops
         self.seed = seed
         self.choice = choice

@@ -1,0 +1,40 @@
+"""What is in flight, and what its results bring."""
+
+from typing import NamedTuple
+
+from toka.core.blocks import Ints
+from toka.core.sequence import End, Sequence
+
+
+class News(NamedTuple):
+    """One token of a watched sequence; `end` is set with its last one."""
+
+    sequence: Sequence
+    token: int
+    end: End | None
+
+
+class Ended(NamedTuple):
+    """A sequence that nobody watched is over; `tokens` is all it generated, int32, the ending token included."""
+
+    sequence: Sequence
+    end: End
+    tokens: Ints
+
+
+class Progress(NamedTuple):
+    """What one step brought."""
+
+    news: list[News]
+    ended: list[Ended]
+
+
+class Diverged(Exception):
+    """The worker's results do not fit the plans: nothing that comes after can be trusted, the epoch must end."""
+
+
+class Flight(NamedTuple):
+    """A plan in flight: its step and, by row, the seats that its results are for."""
+
+    step: int
+    roster: Ints
