@@ -19,6 +19,7 @@ import numpy as np
 
 from toka.config import Config
 from toka.core.admission import POLICIES
+from toka.core.blocks import Ints
 from toka.core.limits import Limits
 from toka.core.progress import Diverged, Progress
 from toka.core.prompt import Prompt
@@ -268,7 +269,7 @@ class Engine:
             raise Unavailable("The model is not loaded yet; try again in a moment.")
         return self._scheduler
 
-    def _limit(self, request: Request, prompt: np.ndarray) -> int:  # type: ignore[type-arg]
+    def _limit(self, request: Request, prompt: Ints) -> int:
         """New tokens that each sample of a prompt may have. Raises BadRequest."""
         assert self._worker
         if len(prompt) == 0:
