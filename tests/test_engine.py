@@ -87,7 +87,8 @@ def request(**changes: object) -> Request:
 
 def tokens(count: int, choice: int = 0, seed: int = 5, prompt: int = len(PROMPT)) -> list[int]:
     positions = prompt + np.arange(count)
-    return pretend_tokens(np.full(count, seed), np.full(count, choice), positions, 256).tolist()
+    ids: list[int] = pretend_tokens(np.full(count, seed), np.full(count, choice), positions, 256).tolist()
+    return ids
 
 
 def text(ids: list[int]) -> str:
@@ -100,7 +101,7 @@ async def test_an_answer(folder: Path) -> None:
         client = Client()
         engine.submit(request(), client)
         await client.ended()
-        assert client.deltas == [Delta(0, text(tokens(20)), 20, "length")]
+        assert client.deltas == [Delta(0, text(tokens(20)), 20, "length", None, tokens(20))]
 
 
 async def test_a_stream_says_the_same(folder: Path) -> None:
@@ -110,6 +111,7 @@ async def test_a_stream_says_the_same(folder: Path) -> None:
         engine.submit(request(stream=True), client)
         await client.ended()
         assert client.text() == text(tokens(20))
+        assert [token for delta in client.deltas for token in delta.ids] == tokens(20)
         assert client.last().finish_reason == "length"
         assert client.calls > 5
         assert client.calls == len(client.deltas)

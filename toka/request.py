@@ -1,5 +1,6 @@
 """What the API hands to the engine, and what it hears back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,6 +51,8 @@ class Delta:
     """`stop` or `length` in the last delta of the choice, else None."""
     stop_reason: str | None = None
     """The stop string that ended the choice; None for EOS and length."""
+    ids: Sequence[int] = ()
+    """Tokens since the last delta of this choice, the one that ended it included."""
 
 
 class Listener(Protocol):

@@ -36,7 +36,9 @@ def expected(sequence: Sequence) -> list[int]:
     """What a sequence must generate, whatever happens on the way."""
     count = sequence.limit
     positions = len(sequence.prompt) + np.arange(count)
-    ids = pretend_tokens(np.full(count, sequence.seed), np.full(count, sequence.choice), positions, VOCAB).tolist()
+    ids: list[int] = pretend_tokens(
+        np.full(count, sequence.seed), np.full(count, sequence.choice), positions, VOCAB
+    ).tolist()
     for index, token in enumerate(ids):
         if token in sequence.stops:
             return ids[: index + 1]

@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from toka.core.blocks import Ints
 from toka.core.predictor import Predictor
 
 
-def ints(*numbers: int) -> np.ndarray:  # type: ignore[type-arg]
+def ints(*numbers: int) -> Ints:
     return np.array(numbers, dtype=np.int32)
 
 

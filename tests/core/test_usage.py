@@ -50,7 +50,8 @@ def test_kept_up_to_date_equals_counted_anew(futures: list[Future], moves: list[
         present.append(future)
     for move in moves:
         usage.advance(usage.now + move)
-        if present and data.draw(st.booleans()):
+        leaves: bool = data.draw(st.booleans())
+        if present and leaves:
             gone = present.pop(data.draw(st.integers(0, len(present) - 1)))
             usage.remove(gone)
     expected = brute(present, range(usage.now, usage.now + 200))

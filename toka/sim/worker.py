@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 
+import msgspec
 import numpy as np
 import zmq
 from numpy.typing import NDArray
@@ -38,6 +39,7 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.int64]
 EMPTY = -3
 """A place in the pretend KV cache that was never written."""
+NOBODY: Ints = np.zeros(0, dtype=np.int32)
 
 
 def pretend_tokens(seeds: Longs, choices: Longs, positions: Longs, vocab_size: int) -> Longs:
@@ -72,10 +74,11 @@ class PretendWorker:
         self.seed = np.zeros(max_slots, dtype=np.int64)
         self.choice = np.zeros(max_slots, dtype=np.int64)
         self.stops = np.full((max_slots, MAX_STOP_IDS), EMPTY, dtype=np.int64)
-        self.fills: dict[int, Ints] = {}
-        self.rows: dict[int, list[int]] = {}
+        self.fill = np.zeros(max_slots, dtype=np.int64)
+        self.blocks = np.zeros(max_slots, dtype=np.int64)
         self.decoding: Ints = np.zeros(0, dtype=np.int32)
         self.audit = audit
+        self.rows: dict[int, list[int]] = {}
         self.history: dict[int, list[int]] = {}
         self.cache = np.full((num_blocks, page_size), EMPTY, dtype=np.int64)
         self.largest_step = 0
@@ -84,28 +87,25 @@ class PretendWorker:
         """Apply a plan and sample its roster."""
         assert plan.step == self.step, f"step {plan.step} came, {self.step} was due"
         self.step += 1
-        for slot in np.frombuffer(plan.releases, "<i4").tolist():
-            assert self.taken[slot], f"slot {slot} released and free"
-            self.taken[slot] = False
+        releases = np.frombuffer(plan.releases, "<i4")
+        assert self.taken[releases].all(), "a slot released and free"
+        self.taken[releases] = False
         for admit in plan.admits:
             self._admit(admit)
-        for slot, block in np.frombuffer(plan.appends, "<i4").reshape(-1, 2).tolist():
-            assert self.taken[slot]
-            assert 0 <= block < self.num_blocks
-            self.rows[slot].append(block)
+        self._append(plan.appends)
         if plan.decode is not None:
             self.decoding = np.frombuffer(plan.decode, "<i4")
         decoding = self.decoding
-        chunks = np.frombuffer(plan.chunks, "<i4").reshape(-1, 3).tolist()
+        chunks = np.frombuffer(plan.chunks, "<i4").reshape(-1, 3)
         assert self.taken[decoding].all(), "a slot decodes that nobody has"
-        assert len(set(decoding.tolist()) | {slot for slot, _, _ in chunks}) == len(decoding) + len(chunks)
-        filled = [self._prefill(*chunk) for chunk in chunks]
+        running = np.bincount(np.concatenate([chunks[:, 0], decoding]), minlength=1)
+        assert running.max() <= 1, "a slot twice in one step"
+        sampled = self._prefill(chunks) if len(chunks) else NOBODY
         if self.audit:
-            self._look_back(chunks, decoding)
-        sampled = np.array([slot for slot, _, _ in chunks], dtype=np.int32)[np.array(filled, dtype=bool)]
+            self._look_back(chunks.tolist(), decoding)
         roster = np.concatenate([sampled, decoding])
         assert len(roster) or len(chunks), "a plan that runs nothing"
-        self.largest_step = max(self.largest_step, len(decoding) + sum(count for _, _, count in chunks))
+        self.largest_step = max(self.largest_step, len(decoding) + int(chunks[:, 2].sum()))
         dead = self.dead[roster]
         self.length[decoding] += ~self.dead[decoding]
         positions = self.length[roster]
@@ -129,24 +129,37 @@ class PretendWorker:
         self.stops[slot] = EMPTY
         stops = np.frombuffer(admit.stops, "<i4")
         self.stops[slot, : len(stops)] = stops
-        self.fills[slot] = np.frombuffer(admit.ids, "<i4")
-        self.rows[slot] = np.frombuffer(admit.blocks, "<i4").tolist()
-        self.history[slot] = self.fills[slot].tolist() if self.audit else []
+        self.fill[slot] = len(admit.ids) // 4
+        self.blocks[slot] = len(admit.blocks) // 4
+        if self.audit:
+            self.rows[slot] = np.frombuffer(admit.blocks, "<i4").tolist()
+            self.history[slot] = np.frombuffer(admit.ids, "<i4").tolist()
 
-    def _prefill(self, slot: int, start: int, count: int) -> bool:
-        """Run a chunk; True if it ends the slot's ids."""
-        assert self.taken[slot]
-        assert count > 0
-        if self.length[slot] == 0 and start % self.page_size == 0:
-            self.length[slot] = start  # what lies before came from the prefix cache
-        assert start == self.length[slot], (
-            f"slot {slot} is filled up to {self.length[slot]}, its chunk starts at {start}"
-        )
-        end = start + count
-        assert end <= len(self.fills[slot])
-        assert end <= len(self.rows[slot]) * self.page_size, f"slot {slot} has no block for position {end - 1}"
-        self.length[slot] = end
-        return end == len(self.fills[slot])
+    def _append(self, appends: bytes) -> None:
+        """Rows of blocks become longer."""
+        slots, blocks = np.frombuffer(appends, "<i4").reshape(-1, 2).T
+        assert self.taken[slots].all(), "a block for a slot that nobody has"
+        assert len(blocks) == 0 or (blocks.min() >= 0 and blocks.max() < self.num_blocks), "a block that is none"
+        np.add.at(self.blocks, slots, 1)
+        if self.audit:
+            for slot, block in zip(slots.tolist(), blocks.tolist(), strict=True):
+                self.rows[slot].append(block)
+
+    def _prefill(self, chunks: Ints) -> Ints:
+        """Run the chunks, int32[n, 3]; returns the slots whose ids end with them."""
+        slots, starts, counts = chunks.T
+        assert self.taken[slots].all(), "a chunk for a slot that nobody has"
+        assert counts.min() > 0, "an empty chunk"
+        length = self.length[slots]
+        # What lies before a slot's first chunk came from the prefix cache.
+        cached = (length == 0) & (starts % self.page_size == 0)
+        assert (cached | (starts == length)).all(), f"slots filled up to {length}, their chunks start at {starts}"
+        ends: Ints = starts + counts
+        assert (ends <= self.fill[slots]).all(), "a chunk longer than its slot's ids"
+        assert (ends <= self.blocks[slots] * self.page_size).all(), "a chunk without blocks for its tokens"
+        self.length[slots] = ends
+        filled: Ints = slots[ends == self.fill[slots]]
+        return filled
 
     def _look_back(self, chunks: list[list[int]], decoding: Ints) -> None:
         """Write all tokens of the step, then let each sequence read its whole history: within a step writes come
@@ -156,7 +169,7 @@ class PretendWorker:
             for position in range(start, start + count):
                 self._write(slot, position)
         for slot in live:
-            assert self.length[slot] >= len(self.fills[slot]), f"slot {slot} decodes before it is filled"
+            assert self.length[slot] >= self.fill[slot], f"slot {slot} decodes before it is filled"
             self._write(slot, int(self.length[slot]))
         for slot, start, count in chunks:
             self._read(slot, start + count)
@@ -212,12 +225,16 @@ def serve(engine: str, step_seconds: float, num_blocks: int, vocab_size: int) ->
     say(Attached(epoch=epoch, rank=rank))
     threading.Thread(target=beat, daemon=True).start()
     say(Ready(epoch=epoch, rank=rank, num_blocks=num_blocks, max_model_len=131072, vocab_size=vocab_size, seconds=0.0))
+    through = time.monotonic()
     while True:
         match decode_to_worker(plans.recv()):
             case Plan() as plan:
-                if step_seconds:
-                    time.sleep(step_seconds)
-                say(worker.run(plan))
+                # A step begins when the one before has ended, however long its results took to work out.
+                through = max(through, time.monotonic()) + step_seconds
+                tokens = msgspec.structs.replace(worker.run(plan), busy=step_seconds)
+                if (rest := through - time.monotonic()) > 0:
+                    time.sleep(rest)
+                say(tokens)
             case Agreed():
                 pass
             case Stop():

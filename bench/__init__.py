@@ -1,0 +1,1 @@
+"""Load generators and measurements, and the server they start for themselves."""

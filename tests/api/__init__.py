@@ -1,0 +1,1 @@
+"""The HTTP API against a scripted engine."""

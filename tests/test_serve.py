@@ -1,0 +1,169 @@
+"""The server's life as its owner sees it: a start that fails early, a start that works, and every way to end."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from openai import APIError, OpenAI
+
+from bench.server import Server, ServerEnded
+from tests.fakes import write_tiny_model
+from toka.config import Config
+from toka.errors import ConfigError, StartError
+from toka.model import ModelFolder
+from toka.serve import _reason, banner, listen, model_names
+
+LONG = 800
+"""Tokens of an answer that is still running when something happens to it."""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights."""
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def client(server: Server) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def long_answer(openai: OpenAI) -> Iterator[str | None]:
+    """The finish reasons of a long stream's chunks. The first chunk has arrived when this returns."""
+    stream = openai.completions.create(
+        model="tiny", prompt="go", max_tokens=LONG, temperature=0, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(stream)
+    return (chunk.choices[0].finish_reason for chunk in stream)
+
+
+def worker_pid(server: Server) -> int:
+    found = re.search(r"joins: pid (\d+)", server.log)
+    assert found
+    return int(found[1])
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_sigterm_lets_running_requests_end(tiny: Path) -> None:
+    """The answer that was on its way arrives whole, the worker leaves, and the exit code is 0."""
+    with Server(f"model={tiny}", "kv_cache_num_tokens=4096") as server, client(server) as openai:
+        running = long_answer(openai)
+        server.process.send_signal(signal.SIGTERM)
+        assert list(running)[-1] == "length"
+        assert server.wait() == 0
+        assert not alive(worker_pid(server))
+        assert "Traceback" not in server.log
+
+
+def test_the_second_signal_ends_at_once(tiny: Path) -> None:
+    """What runs is cut off with an error, and nothing stays behind."""
+    with Server(f"model={tiny}", "kv_cache_num_tokens=4096") as server, client(server) as openai:
+        running = long_answer(openai)
+        server.process.send_signal(signal.SIGINT)
+        _wait_for(server, "once more ends at once")
+        server.process.send_signal(signal.SIGINT)
+        with pytest.raises(APIError, match="stopping"):
+            list(running)
+        assert server.wait() == 0
+        assert not alive(worker_pid(server))
+
+
+def test_a_worker_that_dies_ends_the_server(tiny: Path) -> None:
+    """Whoever waits gets an error, the last line says what happened, and the exit code is 1."""
+    with Server(f"model={tiny}", "kv_cache_num_tokens=4096") as server, client(server) as openai:
+        running = long_answer(openai)
+        os.kill(worker_pid(server), signal.SIGKILL)
+        with pytest.raises(APIError, match="worker"):
+            list(running)
+        assert server.wait() == 1
+        assert server.log.splitlines()[-1].startswith("toka: the worker was killed by SIGKILL")
+        assert "Traceback" not in server.log
+
+
+def test_a_worker_started_by_hand_joins(tiny: Path) -> None:
+    """`workers=manual` prints a line, and typing it is enough."""
+    control = f"tcp://127.0.0.1:{_free_port()}"
+    server = Server(f"model={tiny}", "kv_cache_num_tokens=4096", "workers=manual", f"control={control}")
+    line = server.lines_until(re.compile(r"start it with: python (-m workers .*)"))[1]
+    with subprocess.Popen([sys.executable, *line.split()], stderr=subprocess.DEVNULL) as worker:
+        with server, client(server) as openai:
+            assert openai.completions.create(model="tiny", prompt="go", max_tokens=3).usage
+        assert worker.wait(30) == 0
+    assert server.process.returncode == 0
+
+
+def test_a_port_in_use_is_one_line_before_anything_is_loaded(tiny: Path) -> None:
+    """The model is not even looked for."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError) as caught:
+            listen("127.0.0.1", port)
+    assert str(caught.value).startswith(f"port {port} on 127.0.0.1 is in use; ")
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("model=/nowhere", "model=/nowhere: no such folder"),
+        ("max_model_len=999999", "max_model_len=999999 is more than"),
+        ("tokenizer=/nowhere", "model=/nowhere: no such folder"),
+    ],
+)
+def test_a_start_that_fails_is_one_line(tiny: Path, option: str, line: str) -> None:
+    """It says what to do, without a traceback, and leaves no process behind."""
+    options = [option] if option.startswith("model=") else [f"model={tiny}", option]
+    with pytest.raises(ServerEnded) as ended, Server(*options):
+        pass
+    assert str(ended.value).startswith(f"toka: {line}")
+    assert str(ended.value).count("\n") == 1
+
+
+def test_an_address_that_is_not_ours_is_one_line() -> None:
+    """Neither a host without a name nor one of another machine can be listened on."""
+    for host in ("no.such.host.invalid", "192.0.2.1"):
+        with pytest.raises(StartError, match=f"cannot serve on host={host} port=0"):
+            listen(host, 0)
+
+
+def test_a_model_goes_by_what_was_typed(tiny: Path) -> None:
+    """An option, else the hub id, else the folder's last part; the folder's own name works too."""
+    folder = ModelFolder.load(tiny)
+    assert model_names(Config(model=str(tiny)), folder) == ["tiny"]
+    assert model_names(Config(model="org/tiny"), folder) == ["org/tiny", "tiny"]
+    assert model_names(Config(model=str(tiny), served_model_name="small"), folder) == ["small"]
+
+
+def test_the_banner_can_be_pasted() -> None:
+    """An address that means everywhere is none to connect to."""
+    shown = banner("tiny", "http://0.0.0.0:10210", 4096, 2048)
+    assert "toka 0" in shown
+    assert "KV cache: 4,096 tokens; longest prompt and answer: 2,048 tokens" in shown
+    assert "curl http://127.0.0.1:10210/v1/chat/completions" in shown
+
+
+def test_of_many_failures_the_deliberate_one_is_shown() -> None:
+    """A task group wraps what its tasks raise; a fault of ours keeps everything."""
+    known, fault = StartError("the worker is gone"), ZeroDivisionError()
+    assert _reason(ExceptionGroup("", [ExceptionGroup("", [known]), ConfigError("late")])) is known
+    both = ExceptionGroup("", [known, fault])
+    assert _reason(both) is both
+
+
+def _wait_for(server: Server, text: str) -> None:
+    while text not in server.log:
+        assert server.process.poll() is None
+        time.sleep(0.02)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

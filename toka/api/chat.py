@@ -1,0 +1,107 @@
+"""POST /v1/chat/completions: messages in, the assistant's next message out."""
+
+from collections.abc import Sequence
+
+from toka.api import errors
+from toka.api.chunks import ChatChunks
+from toka.api.fields import CHAT
+from toka.api.generate import Generate, Label, Text, limit_name, limit_of
+from toka.api.limits import fit
+from toka.api.messages import check_continues, conversation
+from toka.api.reply import Choice
+from toka.api.schemas import ChatBody, ChatChoice, ChatCompletion, ChatMessage, Usage
+from toka.errors import BadRequest
+
+RESERVED = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+"""Names that `chat_template_kwargs` cannot set: they have a field of their own, or none."""
+
+
+class Chat(Generate[ChatBody]):
+    """The endpoint that most clients use."""
+
+    schema = CHAT
+    id_prefix = "chatcmpl-"
+    param = "messages"
+    chunks = ChatChunks
+
+    def text(self, body: ChatBody) -> Text:
+        """Messages are checked here, rendered and tokenized later. The template writes BOS, not the tokenizer."""
+        template = self.service.chat()
+        check_tools(body)
+        if limit_of(body) == 0:
+            raise errors.out_of_range(limit_name(body), "integer", ">=", 1, 0)
+        for name in RESERVED:
+            if name in body.chat_template_kwargs:
+                raise errors.wrong_value("chat_template_kwargs", f"'{name}' cannot be set here.")
+        going_on = body.continue_final_message
+        if going_on and body.add_generation_prompt:
+            raise BadRequest(
+                "'continue_final_message' and 'add_generation_prompt' cannot both be true.",
+                param="add_generation_prompt",
+                code="invalid_value",
+            )
+        messages = conversation(body.messages, template, self.service.names[0])
+        if going_on:
+            check_continues(messages)
+        prompting = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
+        tokenizer = self.service.tokenizer
+
+        def tokenize() -> list[list[int]]:
+            try:
+                text = template.render(
+                    messages,
+                    add_generation_prompt=prompting,
+                    continue_final_message=going_on,
+                    **body.chat_template_kwargs,
+                )
+            except RecursionError:
+                raise BadRequest(
+                    "The messages are nested too deeply for the chat template.", param="messages"
+                ) from None
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if not ids:
+                raise BadRequest("The chat template made an empty prompt of these messages.", param="messages")
+            return [ids]
+
+        return Text(chars(messages), tokenize)
+
+    def max_tokens(self, body: ChatBody, prompts: Sequence[Sequence[int]]) -> int | None:
+        """None unless asked for: the rest of the context."""
+        asked = limit_of(body)
+        if asked is None:
+            return None
+        context = self.service.server.max_model_len
+        overflow = self.service.config.max_tokens_overflow
+        return fit(asked, prompts, context=context, param=self.param, overflow=overflow, name=limit_name(body))
+
+    def whole(self, label: Label, choices: list[Choice], usage: Usage) -> ChatCompletion:
+        """An answer that is not streamed."""
+        return ChatCompletion(
+            id=label.id,
+            created=label.created,
+            model=label.model,
+            system_fingerprint=label.fingerprint,
+            choices=[
+                ChatChoice(one.index, ChatMessage(one.text), one.finish_reason, one.stop_reason) for one in choices
+            ],
+            usage=usage,
+        )
+
+
+def check_tools(body: ChatBody) -> None:
+    """Tools are refused unless the model is not to call any, and then it is not told of them. Raises Unsupported."""
+    if body.tools and body.tool_choice != "none":
+        raise errors.unsupported("tools")
+    if body.tool_choice not in ("none", "auto"):
+        raise errors.unsupported("tool_choice")
+
+
+def chars(value: object) -> int:
+    """Characters in all strings of a message, or of a list of them."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(chars, value.values()))
+    if isinstance(value, list):
+        return sum(map(chars, value))
+    return 0

@@ -1,0 +1,101 @@
+"""POST /v1/completions: text or token ids in, text out."""
+
+from collections.abc import Sequence
+
+from toka.api import errors
+from toka.api.chunks import TextChunks
+from toka.api.fields import COMPLETION
+from toka.api.generate import Generate, Label, Text, limit_name, limit_of
+from toka.api.limits import fit
+from toka.api.reply import Choice
+from toka.api.schemas import CompletionBody, TextChoice, TextCompletion, Usage
+from toka.api.service import Tokenizer
+from toka.errors import BadRequest
+
+DEFAULT_MAX_TOKENS = 16
+
+
+class Completions(Generate[CompletionBody]):
+    """OpenAI's legacy endpoint, the workhorse of evaluations. Choice `p * n + i` is sample i of prompt p."""
+
+    schema = COMPLETION
+    id_prefix = "cmpl-"
+    param = "prompt"
+    chunks = TextChunks
+
+    def text(self, body: CompletionBody) -> Text:
+        """Ids are checked here, texts are tokenized later."""
+        tokenizer = self.service.tokenizer
+        texts, ids = split(body.prompt)
+        if texts:
+            return Text(sum(map(len, texts)), lambda: [encode(tokenizer, text) for text in texts])
+        single = isinstance(body.prompt, list) and isinstance(body.prompt[0], int)
+        for number, prompt in enumerate(ids):
+            check_ids(prompt, "prompt" if single else f"prompt[{number}]", tokenizer.vocab_size)
+        return Text(0, lambda: ids)
+
+    def max_tokens(self, body: CompletionBody, prompts: Sequence[Sequence[int]]) -> int | None:
+        """OpenAI's default is 16; it yields to the context, since nobody asked for it."""
+        context = self.service.server.max_model_len
+        asked = limit_of(body)
+        if asked is None:
+            return min(DEFAULT_MAX_TOKENS, context - max(map(len, prompts)))
+        overflow = self.service.config.max_tokens_overflow
+        return fit(asked, prompts, context=context, param=self.param, overflow=overflow, name=limit_name(body))
+
+    def whole(self, label: Label, choices: list[Choice], usage: Usage) -> TextCompletion:
+        """An answer that is not streamed."""
+        return TextCompletion(
+            id=label.id,
+            created=label.created,
+            model=label.model,
+            system_fingerprint=label.fingerprint,
+            choices=[TextChoice(one.index, one.text, one.finish_reason, one.stop_reason) for one in choices],
+            usage=usage,
+        )
+
+
+def split(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[list[int]]]:
+    """A prompt in any of its four forms, as texts or as lists of ids; the other list is empty. Raises BadRequest."""
+    if isinstance(prompt, str):
+        return [prompt], []
+    texts: list[str] = []
+    ids: list[int] = []
+    lists: list[list[int]] = []
+    for one in prompt:
+        if isinstance(one, str):
+            texts.append(one)
+        elif isinstance(one, int):
+            ids.append(one)
+        else:
+            lists.append(one)
+    if bool(texts) + bool(ids) + bool(lists) > 1:
+        first = type(prompt[0])
+        wanted = errors.NAMES["array" if first is list else first.__name__]
+        index = next(index for index, one in enumerate(prompt) if type(one) is not first)
+        raise errors.wrong_type(f"prompt[{index}]", f"{wanted} like the items before it", prompt[index])
+    return texts, lists or ([ids] if ids else [])
+
+
+def check_ids(ids: list[int], param: str, vocab_size: int) -> None:
+    """Token ids are used as they are, so each must be one. Raises BadRequest."""
+    if not ids:
+        raise errors.empty(param, "array")
+    if max(ids) >= vocab_size or min(ids) < 0:
+        index, bad = next((index, one) for index, one in enumerate(ids) if not 0 <= one < vocab_size)
+        sign, bound = ("<", vocab_size) if bad >= 0 else (">=", 0)
+        raise errors.out_of_range(f"{param}[{index}]", "integer", sign, bound, bad)
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text prompt. An empty one starts from BOS. Raises BadRequest if there is none."""
+    ids = tokenizer.encode(text)
+    if ids:
+        return ids
+    if tokenizer.bos_id is None:
+        raise BadRequest(
+            "Invalid 'prompt': it has no tokens, and this model has no beginning-of-sequence token to start from.",
+            param="prompt",
+            code="empty_string",
+        )
+    return [tokenizer.bos_id]

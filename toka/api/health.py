@@ -1,0 +1,50 @@
+"""The small routes that tell how the server is: /health, /ready, /version, /ping, /server_info."""
+
+import msgspec
+
+from toka.api.exchange import Endpoint, Exchange
+from toka.api.service import Service
+from toka.errors import Unavailable
+
+
+class Health(Endpoint):
+    """/health and /ready: 200 with nothing in it, or 503 while a request would not start."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def serve(self, exchange: Exchange) -> None:
+        """Answer, or raise Unavailable."""
+        if not self.service.server.ready:
+            raise Unavailable("No request can start now: the model is loading, draining, or its workers are gone.")
+        await exchange.respond(200, b"", ())
+
+
+class Fixed(Endpoint):
+    """The same object each time: /version and /ping."""
+
+    def __init__(self, value: dict[str, str]) -> None:
+        self._value = value
+
+    async def serve(self, exchange: Exchange) -> None:
+        """Answer."""
+        await exchange.respond_json(self._value)
+
+
+class ServerInfo(Endpoint):
+    """/server_info: the version, the names, the options, and the engine's own figures beside them."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def serve(self, exchange: Exchange) -> None:
+        """Answer."""
+        service = self.service
+        info: dict[str, object] = {
+            "version": service.version,
+            "models": service.names,
+            "ready": service.server.ready,
+            "max_model_len": service.server.max_model_len,
+            "config": msgspec.to_builtins(service.config),
+        }
+        await exchange.respond_json(info | service.server.info())

@@ -1,0 +1,94 @@
+"""What every endpoint shares: the options, the engine, the text side of the model, and the names it is served under."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from toka.config import Config
+from toka.errors import BadRequest, ModelNotFound
+from toka.request import Sampling, Server
+
+SHOWN = 200
+"""Characters of a client's own words that an error message repeats at most."""
+
+
+def shown(text: str) -> str:
+    """A client's own words as part of one line: not too many, and nothing that moves a cursor."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text[:SHOWN])
+
+
+class Tokenizer(Protocol):
+    """Text to token ids."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are below it."""
+
+    @property
+    def bos_id(self) -> int | None:
+        """What an empty prompt starts from."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+
+
+class ChatTemplate(Protocol):
+    """Messages to text."""
+
+    @property
+    def source(self) -> str:
+        """The template itself."""
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether the template iterates over content parts. If not, `content` is always a string."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        **kwargs: Any,  # what a client passes on to the template: any JSON
+    ) -> str:
+        """The prompt. Raises BadRequest with what the template says is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Complete at birth and never changed."""
+
+    config: Config
+    server: Server
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    """None: the model has no chat template."""
+    names: tuple[str, ...]
+    """Names the model answers to; the first is the one it goes by."""
+    created: int
+    """Unix time of the model in /v1/models."""
+    version: str
+    fingerprint: str
+    """Changes if and only if something changes that can change outputs."""
+    defaults: Sampling = field(default_factory=Sampling)
+    """What a request leaves open."""
+
+    def model(self, asked: str | None) -> str:
+        """The name to answer with: the one asked for. Raises ModelNotFound if it is not served."""
+        if asked is None:
+            return self.names[0]
+        if asked not in self.names:
+            raise ModelNotFound(
+                f"The model `{shown(asked)}` does not exist. Available: {', '.join(self.names)}.", param="model"
+            )
+        return asked
+
+    def chat(self) -> ChatTemplate:
+        """The chat template. Raises BadRequest if the model has none."""
+        if self.template is None:
+            raise BadRequest(
+                f"The model `{self.names[0]}` has no chat template, so it cannot chat. "
+                "Use /v1/completions, or serve a model folder with a chat_template.jinja."
+            )
+        return self.template

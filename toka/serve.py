@@ -1,0 +1,232 @@
+"""`toka serve`, from the options to the last answer: what is built, in which order, and how it all ends.
+
+Whatever may refuse does so before the slow parts begin: options, then the port, then the model's files, then its text
+side. From there on one task group holds everything that runs; the first of its tasks to fail ends the server.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from toka.api.app import create_app
+from toka.config import Config
+from toka.engine import Engine
+from toka.errors import StartError, TokaError
+from toka.hub import locate
+from toka.launch import LocalWorker, manual_command
+from toka.link import Link
+from toka.model import ModelFolder
+from toka.screen import Screen
+from toka.text.template import ChatTemplate
+from toka.text.tokenizer import Tokenizer
+
+log = logging.getLogger("toka.serve")
+
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
+KEEP_ALIVE = 75
+"""Seconds that an idle connection stays open: longer than clients keep one for reuse."""
+FLUSH = 5
+"""Seconds that clients have, at the end, to take what was already answered."""
+GRACE = 10.0
+"""Seconds that a worker has, at the end, to finish what was sent to it."""
+
+
+def serve(config: Config, screen: Screen) -> None:
+    """Serve until SIGTERM or Ctrl-C. Raises ConfigError or StartError."""
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with (
+        contextlib.closing(listen(config.host, config.port)) as listener,
+        contextlib.closing(Link.bind(config)) as link,
+    ):
+        path = locate(config.model, config.revision, screen.progress, weights=config.load_format != "dummy")
+        folder = ModelFolder.load(path)
+        texts = path if config.tokenizer is None else locate(config.tokenizer, None, screen.progress, weights=False)
+        tokenizer, template = Tokenizer.load(texts), ChatTemplate.load(texts)
+        engine = Engine(config, folder, tokenizer, link, screen.progress)
+        names = model_names(config, folder)
+        defaults = folder.generation_defaults if config.generation_config == "auto" else None
+        app = create_app(config, engine, tokenizer, template, names, int(time.time()), defaults)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            try:
+                runner.run(_serve(config, engine, link, app, listener, names[0], screen))
+            except BaseExceptionGroup as failures:
+                raise _reason(failures) from None
+            finally:
+                screen.finish()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, so that nobody else takes the port while the model loads. Raises StartError."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise StartError(f"port {port} on {host} is in use; stop what uses it, or give another: port=…") from None
+        raise StartError(f"cannot serve on host={host} port={port}: {error.strerror or error}") from None
+    return listener
+
+
+class Http(uvicorn.Server):
+    """uvicorn, which leaves signals to us."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE,
+                timeout_graceful_shutdown=FLUSH,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Install no handlers."""
+        yield
+
+
+async def _serve(
+    config: Config, engine: Engine, link: Link, app: ASGIApp, listener: socket.socket, name: str, screen: Screen
+) -> None:
+    stopping = _heed_signals(engine)
+    address = f"http://{config.host}:{listener.getsockname()[1]}"
+    async with (
+        _worker(config, engine, link, screen) as worker,
+        _answering(Http(app), listener) as answering,
+        asyncio.TaskGroup() as group,
+    ):
+        running = group.create_task(engine.run(), name="engine")
+        attending = [
+            group.create_task(_announce(engine, name, address, screen), name="announcement"),
+            group.create_task(_outlive(answering), name="http"),
+        ]
+        if worker:
+            attending.append(group.create_task(_watch(worker, engine, link), name="worker"))
+        await stopping.wait()
+        screen.complain("stopping: running requests end, new ones are refused; once more ends at once")
+        await engine.drain()
+        for task in attending:
+            task.cancel()
+        await running
+
+
+def _heed_signals(engine: Engine) -> asyncio.Event:
+    """SIGTERM or Ctrl-C once sets the event, twice ends what runs; after that they have their usual effect."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+
+    def heed() -> None:
+        if stopping.is_set():
+            engine.stop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+        stopping.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, heed)
+    return stopping
+
+
+@contextlib.asynccontextmanager
+async def _worker(config: Config, engine: Engine, link: Link, screen: Screen) -> AsyncIterator[LocalWorker | None]:
+    """The local worker, or a line that says how to start one. It is gone afterwards."""
+    if config.workers == "manual":
+        screen.line(f"waiting for a worker; start it with: {manual_command(link.control)}")
+        yield None
+        return
+    worker = await LocalWorker.start(link.control, f"log_level={config.log_level}")
+    try:
+        yield worker
+    finally:
+        # A worker that is still loading has nothing to finish.
+        await worker.stop(GRACE if engine.max_model_len else 0.0)
+
+
+@contextlib.asynccontextmanager
+async def _answering(http: Http, listener: socket.socket) -> AsyncIterator["asyncio.Task[None]"]:
+    """The HTTP side, which outlives the engine by as long as clients need to take their answers."""
+    task = asyncio.create_task(http.serve(sockets=[listener]), name="uvicorn")
+    try:
+        yield task
+    finally:
+        http.should_exit = True
+        await task
+
+
+async def _announce(engine: Engine, name: str, address: str, screen: Screen) -> None:
+    """Say that the server is ready, and what to type."""
+    started = time.monotonic()
+    await engine.wait_ready()
+    screen.finish()
+    log.info("ready after %.1f s", time.monotonic() - started)
+    screen.line(banner(name, address, engine.kv_tokens, engine.max_model_len))
+
+
+async def _outlive(task: "asyncio.Task[None]") -> None:
+    """Fail when the task does, but leave it running when cancelled."""
+    await asyncio.shield(task)
+    raise StartError("the HTTP side has ended by itself")
+
+
+async def _watch(worker: LocalWorker, engine: Engine, link: Link) -> None:
+    """Tell the engine if its worker ends."""
+    how = await worker.ended()
+    link.poll()  # what the worker still said tells more than how it ended
+    engine.lost(f"the worker {how}; its last lines above say why")
+
+
+def model_names(config: Config, folder: ModelFolder) -> list[str]:
+    """What the model answers to in the API, its own name first: the option's, else the hub id or the folder's name."""
+    if config.served_model_name:
+        return [config.served_model_name]
+    typed = [] if Path(config.model).expanduser().is_dir() else [config.model]
+    return list(dict.fromkeys([*typed, folder.served_name]))
+
+
+def banner(name: str, address: str, kv_tokens: int, max_model_len: int) -> str:
+    """What a person reads when the server is ready: where, what, how much, and a line to try."""
+    reachable = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//:::", "//[::1]:")
+    body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64}'
+    return "\n".join(
+        [
+            f"toka {version('toka')} serves {name} at {address}/v1",
+            f"KV cache: {kv_tokens:,} tokens; longest prompt and answer: {max_model_len:,} tokens",
+            "try it:",
+            f"  curl {reachable}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+        ]
+    )
+
+
+def _reason(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What to tell a person: one line where toka failed on purpose, everything where it did not."""
+    known, unknown = failures.split(TokaError)
+    if unknown or known is None:
+        return failures
+    reason: BaseException = known
+    while isinstance(reason, BaseExceptionGroup):
+        reason = reason.exceptions[0]
+    return reason

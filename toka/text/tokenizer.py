@@ -1,0 +1,135 @@
+"""Strings to ids and back, by the tokenizer.json of a model folder."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import tokenizers
+from tokenizers import AddedToken, decoders
+
+from toka.errors import StartError
+from toka.text.files import read_json, special_tokens, token_text
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+_FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+class Tokenizer:
+    """The ids that transformers' AutoTokenizer gives for the same folder. Safe to use from several threads."""
+
+    __slots__ = ("_backend", "bos_id", "fallback_ids", "named", "special_ids", "token_bytes", "vocab_size")
+
+    def __init__(self, backend: tokenizers.Tokenizer, named: dict[str, str]) -> None:
+        """`named` are the texts of the tokens that have a name, such as `bos_token`."""
+        self._backend = backend
+        self.named = named
+        bos = named.get("bos_token")
+        self.bos_id: int | None = backend.token_to_id(bos) if bos is not None else None
+        vocab = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        """Ids are below it. The model's own may be larger: rows that no token has are padding."""
+        self.special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
+        """Ids that have no text in an answer."""
+        self.token_bytes: list[bytes] | None = None
+        """The bytes of each token where the text is their concatenation, else None; empty for special tokens."""
+        self.fallback_ids: frozenset[int] = frozenset()
+        """Tokens such as `<0xE2>`, a run of which is decoded as a whole."""
+        if isinstance(backend.decoder, decoders.ByteLevel):
+            self.token_bytes = _byte_table(vocab, self.vocab_size, self.special_ids)
+        else:
+            self.fallback_ids = frozenset(id for token, id in vocab.items() if _FALLBACK.fullmatch(token))
+
+    def __repr__(self) -> str:
+        kind = "bytes" if self.token_bytes is not None else type(self._backend.decoder).__name__
+        return f"<Tokenizer {self.vocab_size} tokens, decoder {kind}>"
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """The tokenizer of a model folder. Raises StartError if there is none that can be used."""
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise StartError(
+                f"{folder} has no tokenizer.json; write one with transformers"
+                " (AutoTokenizer.from_pretrained(…).save_pretrained(…)), or name another folder: tokenizer=DIR"
+            )
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # `tokenizers` raises Exception itself
+            reason = " ".join(str(error).split())
+            raise StartError(f"{file} is not a tokenizer ({reason}); fetch the model again") from None
+        # Cutting and padding are for training; requests are refused when they are too long, never cut.
+        backend.no_truncation()
+        backend.no_padding()
+        settings = read_json(folder / "tokenizer_config.json")
+        named = special_tokens(folder)
+        _add_missing(backend, settings, named)
+        backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
+        return cls(backend, named)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids of `text`. Special tokens that are written out in it become their ids.
+
+        Lone surrogates, which JSON allows and UTF-8 does not, count as U+FFFD. A rendered chat template brings its own
+        special tokens: encode it with `add_special_tokens=False`.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            text = _SURROGATE.sub("\ufffd", text)
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, without special tokens and without ids that no token has."""
+        return self._backend.decode(ids, skip_special_tokens=True)
+
+    def id_of(self, token: str) -> int | None:
+        """The id of a token, or None if the vocabulary lacks it."""
+        return self._backend.token_to_id(token)
+
+
+def _add_missing(backend: tokenizers.Tokenizer, settings: dict[str, Any], named: dict[str, str]) -> None:
+    """Add the tokens that only tokenizer_config.json knows, as transformers does."""
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    missing = [token for token in _listed(settings, named) if token.content not in known]
+    if missing:
+        backend.add_tokens(missing)
+
+
+def _listed(settings: dict[str, Any], named: dict[str, str]) -> Iterator[AddedToken]:
+    """Tokens that tokenizer_config.json lists, in the order in which new ones get their ids."""
+    listed = settings.get("added_tokens_decoder") or {}
+    for key in sorted((key for key in listed if key.isdigit()), key=int):
+        token, text = listed[key], token_text(listed[key])
+        if text is not None and isinstance(token, dict):
+            flags = {name: bool(token[name]) for name in _FLAGS if name in token}
+            yield AddedToken(text, special=bool(token.get("special")) or text in named.values(), **flags)
+    extra = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    extra_texts = [token_text(token) for token in extra] if isinstance(extra, list) else []
+    for text in (*named.values(), *extra_texts):
+        if text is not None:
+            yield AddedToken(text, special=True)
+
+
+def _byte_table(vocab: dict[str, int], size: int, special: frozenset[int]) -> list[bytes]:
+    """What each id adds to the bytes of a text whose decoder is ByteLevel.
+
+    A token's characters stand for bytes; one with any other character in it is a token in plain text.
+    """
+    byte_of = _bytes_of_characters()
+    table = [b""] * size
+    for token, id in vocab.items():
+        if id not in special:
+            try:
+                table[id] = bytes([byte_of[character] for character in token])
+            except KeyError:
+                table[id] = token.encode()
+    return table
+
+
+def _bytes_of_characters() -> dict[str, int]:
+    """GPT-2's table: a byte that is printed in Latin-1 stands for itself, the others are U+0100 and on, in order."""
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,0 +1,1 @@
+"""The GPU side: one process per device. Imports `toka.wire` and nothing else of toka."""

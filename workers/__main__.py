@@ -1,0 +1,33 @@
+"""`python -m workers engine=tcp://HOST:PORT`: one worker; `python -m workers convert …`: prepare a model."""
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from workers.config import OptionError, parse, usage
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit code; 2 for a wrong option. torch is imported only once the options are right."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["convert"]:
+        from workers.convert import main as convert
+
+        return convert(arguments[1:])
+    if arguments and arguments[0] in ("-h", "--help", "help"):
+        sys.stdout.write(usage())
+        return 0
+    try:
+        config = parse(arguments, os.environ)
+        logging.basicConfig(format="worker: %(message)s", level=config.log_level.upper(), stream=sys.stderr)
+        from workers.life import live
+
+        return live(config)
+    except OptionError as error:
+        sys.stderr.write(f"worker: {error}\n")
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

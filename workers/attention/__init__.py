@@ -1,0 +1,1 @@
+"""Attention over a paged KV cache, behind two methods (see base.py)."""

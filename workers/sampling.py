@@ -1,0 +1,140 @@
+"""From hidden states to token ids.
+
+A row's token is the argmax of logits / temperature − log E over the tokens that top_k and top_p leave, where E is the
+row's own exponential noise (noise.py). That is a draw from the softmax (the Gumbel-max trick: −log E is a Gumbel
+variate), and it depends on the row alone: on its logits, its parameters and (seed, choice, position).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from workers import memory, noise
+
+GREEDY_BELOW = 1e-5
+"""A lower temperature means the most probable token."""
+_CANDIDATES = 256
+"""How many of the most probable tokens are looked at first for top_p: far fewer than the vocabulary, mostly enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """How to choose a token in each of S sampled rows. All tensors are on the device."""
+
+    temperature: Tensor
+    """float32[S]."""
+    top_k: Tensor
+    """int32[S]: among so many most probable tokens; 0: all."""
+    top_p: Tensor
+    """float32[S]: among the fewest most probable tokens whose probabilities reach this sum; 1: all."""
+    seed: Tensor
+    """int64[S]."""
+    choice: Tensor
+    """int64[S]."""
+    position: Tensor
+    """int64[S]: of the token being sampled, which is the number of tokens before it in its sequence."""
+    greedy_only: bool
+    """Known on the host: every row has temperature 0."""
+    plain: bool
+    """Known on the host: no row uses top_k or top_p."""
+
+    def pick(self, which: Tensor | slice) -> "SamplingRows":
+        """Some of the rows."""
+        return SamplingRows(
+            temperature=self.temperature[which],
+            top_k=self.top_k[which],
+            top_p=self.top_p[which],
+            seed=self.seed[which],
+            choice=self.choice[which],
+            position=self.position[which],
+            greedy_only=self.greedy_only,
+            plain=self.plain,
+        )
+
+
+class Model(Protocol):
+    """The part of a model that sampling needs."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits a token."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[S, hidden] → float32[S, vocab]."""
+
+
+def choose(model: Model, hidden: Tensor, rows: SamplingRows) -> Tensor:
+    """[S, hidden] of the sampled tokens → int64[S] ids. Holds at most `memory.MAX_LOGITS` logits at once."""
+    step = max(1, memory.MAX_LOGITS // model.vocab_size)
+    if len(hidden) <= step:
+        return sample(model.logits(hidden), rows)
+    parts = [slice(first, first + step) for first in range(0, len(hidden), step)]
+    return torch.cat([sample(model.logits(hidden[part]), rows.pick(part)) for part in parts])
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """float32[S, vocab] → int64[S] ids. A greedy row takes the lowest id of equal logits."""
+    best = logits.argmax(dim=-1)
+    if rows.greedy_only or not len(logits):
+        return best
+    greedy = (rows.temperature < GREEDY_BELOW) | (rows.top_k == 1)
+    if logits.device.type != "cpu":
+        # Rows that need no noise get it all the same: to leave them out, the host would have to wait for the device.
+        return torch.where(greedy, best, _draw(logits, rows))
+    drawn = (~greedy).nonzero().squeeze(-1)
+    if len(drawn) == len(best):
+        return _draw(logits, rows)
+    if len(drawn):
+        best[drawn] = _draw(logits[drawn], rows.pick(drawn))
+    return best
+
+
+def _draw(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """float32[S, vocab] → int64[S], a draw from each row's distribution."""
+    # The highest logit becomes 0 first: so a low temperature neither overflows nor drowns the noise between near-ties.
+    scaled = logits - logits.amax(dim=-1, keepdim=True)
+    scaled /= rows.temperature.clamp(min=GREEDY_BELOW)[:, None]
+    race = noise.exponentials(rows.seed, rows.choice, rows.position, logits.shape[1]).log_()
+    race = torch.sub(scaled, race, out=race)
+    if not rows.plain:
+        race.masked_fill_(scaled < _floor(scaled, rows), -torch.inf)
+    return race.argmax(dim=-1)
+
+
+def _floor(scaled: Tensor, rows: SamplingRows) -> Tensor:
+    """The least scaled logit that top_k, then top_p leave: float32[S, vocab], at most 0 → float32[S, 1].
+
+    Tokens equal to the last one that stays stay too, so the result does not depend on the order of equals.
+    """
+    vocab = scaled.shape[1]
+    if scaled.device.type != "cpu":
+        return _nucleus(scaled.sort(dim=-1, descending=True).values, scaled, rows)[0]
+    count = min(vocab, max(_CANDIDATES, int(rows.top_k.max()) + 1))
+    floor, enough = _nucleus(scaled.topk(count, dim=-1).values, scaled, rows)
+    short = (~enough).nonzero().squeeze(-1)
+    if count < vocab and len(short):
+        part = scaled[short]
+        floor[short] = _nucleus(part.sort(dim=-1, descending=True).values, part, rows.pick(short))[0]
+    return floor
+
+
+def _nucleus(ranked: Tensor, scaled: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    """`_floor` from the highest `count` logits of each row in order, float32[S, count], and whether they were enough
+    to find it: bool[S]."""
+    count = ranked.shape[1]
+    limited, nucleus = rows.top_k > 0, rows.top_p < 1
+    last = ranked.gather(1, (rows.top_k.long() - 1).clamp(0, count - 1)[:, None])
+    last = last.masked_fill(~limited[:, None], -torch.inf)
+    kept = ranked >= last
+    sums = (ranked.exp() * kept).cumsum(dim=-1, dtype=torch.float64)
+    total = torch.where(limited, sums[:, -1], scaled.exp().sum(dim=-1, dtype=torch.float64))
+    goal = rows.top_p.double() * total
+    # A token stays if those before it do not reach the goal; the first one always does.
+    before = sums[:, :-1] < goal[:, None]
+    tokens = (before & kept[:, 1:]).sum(dim=-1)
+    least = ranked.gather(1, tokens[:, None])
+    floor = torch.where(nucleus[:, None], torch.maximum(least, last), last)
+    enough = torch.where(limited, ranked[:, -1] < last[:, 0], ~nucleus | (sums[:, -1] >= goal))
+    return floor, enough

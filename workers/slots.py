@@ -1,0 +1,229 @@
+"""What a worker holds of every running sequence between plans, indexed by slot.
+
+Two copies of the truth, each where it is needed without asking the other side:
+
+* on the device, what the next step reads and writes: block tables, lengths, last tokens, sampling parameters;
+* on the host, what shapes a step: the ids still to prefill, and upper bounds of the lengths (a sequence that has
+  stopped on the device is shorter than its bound, and the host does not wait to learn it).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from toka.wire import MAX_STOP_IDS, Admit, Plan
+from workers.sampling import GREEDY_BELOW, SamplingRows
+
+Ints = npt.NDArray[np.int64]
+
+
+class BadPlan(Exception):
+    """A plan that contradicts what the worker holds. Plans are deltas, so nothing after it would mean anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roster:
+    """Slots that are sampled in one step, with the parameters that stay the same over all their steps. S slots."""
+
+    host: Ints
+    slots: Tensor
+    """int64[S], on the device: the same as `host`."""
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    seed: Tensor
+    choice: Tensor
+    greedy_only: bool
+    plain: bool
+
+    def sampling(self, position: Tensor) -> SamplingRows:
+        """The sampler's input for tokens at `position`, int64[S]."""
+        return SamplingRows(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=self.seed,
+            choice=self.choice,
+            position=position,
+            greedy_only=self.greedy_only,
+            plain=self.plain,
+        )
+
+
+class Slots:
+    """The state of `max_slots` slots, for sequences of at most `max_blocks` blocks out of `num_blocks`."""
+
+    def __init__(self, max_slots: int, max_blocks: int, num_blocks: int, page_size: int, device: torch.device) -> None:
+        self.page_size = page_size
+        self.spare = num_blocks
+        """The block that takes unwanted writes and pads the tables."""
+        self.device = device
+        # On the device.
+        self.tables = torch.full((max_slots, max_blocks), num_blocks, dtype=torch.int32, device=device)
+        self.lengths = torch.zeros(max_slots, dtype=torch.int64, device=device)
+        """Tokens whose keys and values are in the cache."""
+        self.last = torch.zeros(max_slots, dtype=torch.int64, device=device)
+        """The token sampled last; its keys and values are not in the cache yet."""
+        self.dead = torch.zeros(max_slots, dtype=torch.bool, device=device)
+        """The sequence has returned one of its stop ids."""
+        self.stops = torch.full((max_slots, MAX_STOP_IDS), -1, dtype=torch.int64, device=device)
+        self.seed = torch.zeros(max_slots, dtype=torch.int64, device=device)
+        self.choice = torch.zeros(max_slots, dtype=torch.int64, device=device)
+        self.top_k = torch.zeros(max_slots, dtype=torch.int32, device=device)
+        self.top_p = torch.ones(max_slots, dtype=torch.float32, device=device)
+        self.temperature = torch.ones(max_slots, dtype=torch.float32, device=device)
+        # On the host.
+        self.ids: list[Ints | None] = [None] * max_slots
+        """What is to be prefilled, until it is."""
+        self.needed: Ints = np.zeros(max_slots, np.int64)
+        """How many ids the slot's sequence came with; 0: the slot is free."""
+        self.ready = np.zeros(max_slots, np.bool_)
+        """All of them have been prefilled: the slot may decode."""
+        self.bound: Ints = np.zeros(max_slots, np.int64)
+        """Upper bound of `lengths`, from a slot's first chunk on."""
+        self.blocks: Ints = np.zeros(max_slots, np.int64)
+        """Blocks in the slot's row of `tables`."""
+        self._greedy = np.zeros(max_slots, np.bool_)
+        self._plain = np.zeros(max_slots, np.bool_)
+        self.decode = self.roster(np.zeros(0, np.int64), torch.zeros(0, dtype=torch.int64, device=device))
+        """The slots that the plan applied last decodes."""
+
+    def __repr__(self) -> str:
+        held, ready = int(np.count_nonzero(self.needed)), int(np.count_nonzero(self.ready))
+        return f"<Slots {held} of {len(self.needed)} held, {ready} prefilled, {len(self.decode.host)} decoding>"
+
+    def apply(self, plan: Plan) -> None:
+        """Take over the plan's releases, admits, appends and decode roster. Raises BadPlan."""
+        if plan.releases:
+            self._release(self._check(unpack(plan.releases)))
+        if plan.admits:
+            self._admit(plan.admits)
+        if plan.appends:
+            self._append(unpack(plan.appends, 2))
+        if plan.decode is not None:
+            decode = self._check(unpack(plan.decode))
+            if len(np.unique(decode)) < len(decode):
+                raise BadPlan("a slot decodes twice")
+            self.decode = self.roster(decode, self.upload(decode))
+        if not self.ready[self.decode.host].all():
+            raise BadPlan("a slot decodes whose prompt has not been prefilled")
+
+    def roster(self, host: Ints, slots: Tensor) -> Roster:
+        """The sampling parameters of some slots, given on the host and on the device."""
+        return Roster(
+            host=host,
+            slots=slots,
+            temperature=self.temperature[slots],
+            top_k=self.top_k[slots],
+            top_p=self.top_p[slots],
+            seed=self.seed[slots],
+            choice=self.choice[slots],
+            greedy_only=bool(self._greedy[host].all()),
+            plain=bool(self._plain[host].all()),
+        )
+
+    def extend(self, slots: Ints, lengths: Ints) -> None:
+        """The step being built leaves at most `lengths` tokens of `slots` in the cache. Raises BadPlan if their blocks
+        cannot hold them."""
+        if (lengths > self.blocks[slots] * self.page_size).any():
+            raise BadPlan("a sequence grows beyond its blocks")
+        self.bound[slots] = lengths
+
+    def prefilled(self, slots: Ints) -> None:
+        """The step being built prefills the last of these slots' ids."""
+        self.ready[slots] = True
+        for slot in slots.tolist():
+            self.ids[slot] = None
+
+    def upload(self, array: npt.NDArray[np.generic]) -> Tensor:
+        """The array on the device, without waiting for it; the caller gives the array away."""
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cpu":
+            return tensor
+        # The pinned copy goes back to torch's pool, which hands it out again only after the stream has read it.
+        return tensor.pin_memory().to(self.device, non_blocking=True)
+
+    def _check(self, slots: Ints) -> Ints:
+        if len(slots) and (slots.min() < 0 or slots.max() >= len(self.needed)):
+            raise BadPlan(f"it names a slot outside 0 … {len(self.needed) - 1}")
+        return slots
+
+    def _release(self, slots: Ints) -> None:
+        if not self.needed[slots].all() or len(np.unique(slots)) < len(slots):
+            raise BadPlan("it releases a slot that is free")
+        self.needed[slots] = 0
+        self.ready[slots] = False
+        for slot in slots.tolist():
+            self.ids[slot] = None
+
+    def _admit(self, admits: Sequence[Admit]) -> None:
+        slots = self._check(np.array([admit.slot for admit in admits], np.int64))
+        if self.needed[slots].any() or len(np.unique(slots)) < len(slots):
+            raise BadPlan("it admits a sequence to a slot that is taken")
+        whole = np.full((len(admits), 4 + MAX_STOP_IDS), -1, np.int64)
+        real = np.empty((len(admits), 2), np.float32)
+        for row, admit in enumerate(admits):
+            ids, stops = unpack(admit.ids), unpack(admit.stops)
+            if not len(ids):
+                raise BadPlan("it admits a sequence without tokens")
+            if len(stops) > MAX_STOP_IDS:
+                raise BadPlan(f"it admits a sequence with more than {MAX_STOP_IDS} stop ids")
+            self.ids[admit.slot] = ids
+            self.needed[admit.slot] = len(ids)
+            greedy = admit.temperature < GREEDY_BELOW
+            self._greedy[admit.slot] = greedy
+            self._plain[admit.slot] = greedy or (admit.top_k == 0 and admit.top_p >= 1)
+            whole[row, :4] = admit.slot, admit.seed, admit.choice, admit.top_k
+            whole[row, 4 : 4 + len(stops)] = stops
+            real[row] = admit.temperature, admit.top_p
+        self.blocks[slots] = 0
+        index, seed, choice, top_k, *_ = (ints := self.upload(whole)).unbind(1)
+        temperature, top_p = self.upload(real).unbind(1)
+        self.seed[index] = seed
+        self.choice[index] = choice
+        self.top_k[index] = top_k.to(torch.int32)
+        self.stops[index] = ints[:, 4:]
+        self.temperature[index] = temperature
+        self.top_p[index] = top_p
+        self.lengths.index_fill_(0, index, 0)
+        self.last.index_fill_(0, index, 0)
+        self.dead.index_fill_(0, index, False)
+        self.tables.index_fill_(0, index, self.spare)
+        blocks = [unpack(admit.blocks) for admit in admits]
+        owners = np.repeat(slots, [len(run) for run in blocks])
+        self._append(np.stack([owners, np.concatenate(blocks)], axis=1))
+
+    def _append(self, pairs: Ints) -> None:
+        """Extend rows of the block tables by (slot, block) pairs, int64[n, 2], in their order."""
+        slots, blocks = self._check(pairs[:, 0]), pairs[:, 1]
+        if not len(pairs):
+            return
+        if blocks.min() < 0 or blocks.max() >= self.spare:
+            raise BadPlan(f"it names a block outside 0 … {self.spare - 1}")
+        if not self.needed[slots].all():
+            raise BadPlan("it gives a block to a slot that is free")
+        # A pair's place in its row: the blocks already there, and the earlier pairs of the same slot.
+        order = np.argsort(slots, kind="stable")
+        ordered = slots[order]
+        counts = np.bincount(slots, minlength=len(self.needed))
+        earlier = np.arange(len(ordered)) - (np.cumsum(counts) - counts)[ordered]
+        places = self.blocks[ordered] + earlier
+        width = self.tables.shape[1]
+        if places.max() >= width:
+            raise BadPlan(f"it gives a slot more than {width} blocks")
+        flat = self.upload(np.stack([ordered * width + places, blocks[order]]))
+        self.tables.view(-1).index_copy_(0, flat[0], flat[1].to(torch.int32))
+        self.blocks += counts
+
+
+def unpack(data: bytes, columns: int = 1) -> Ints:
+    """The integers in a message, int64[n], or int64[n, columns] if that is more than one. Raises BadPlan if they do not
+    come out even."""
+    if len(data) % (4 * columns):
+        raise BadPlan(f"{len(data)} bytes are no rows of {columns} int32")
+    numbers = np.frombuffer(data, "<i4").astype(np.int64)
+    return numbers if columns == 1 else numbers.reshape(-1, columns)
