@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
@@ -214,6 +215,13 @@ def serving(step_ms: float) -> Iterator[Server]:
         stack.callback(worker.wait)
         stack.callback(worker.terminate)
         stack.push(server.__exit__)
+
+        def outlive() -> None:
+            worker.wait()
+            server.process.terminate()
+
+        # A server would wait for ever for a worker that could not start.
+        Thread(target=outlive, daemon=True).start()
         server.lines_until(READY)
         yield server
 

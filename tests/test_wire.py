@@ -29,6 +29,8 @@ PLAN = wire.Plan(
     appends=wire.pack([1, 8]),
     chunks=wire.pack([2, 0, 3]),
     decode=wire.pack([0, 1]),
+    groups=[wire.Group(id=2, blocks=wire.pack([9]))],
+    members=wire.pack([2, 2]),
 )
 
 GOLDEN: dict[str, tuple[wire.Message, str]] = {
@@ -75,9 +77,9 @@ GOLDEN: dict[str, tuple[wire.Message, str]] = {
     "agreed": (wire.Agreed(epoch=1, num_blocks=100), "93a66167726565640164"),
     "plan": (
         PLAN,
-        "98a4706c616e0311c40404000000919a02c40c050000000600000007000000c40409000000c40400000000ff01"
-        "cb3fe000000000000003cb3feccccccccccccd03c4080100000008000000c40c020000000000000003000000"
-        "c4080000000001000000",
+        "9aa4706c616e0311c40404000000919a02c40c050000000600000007000000c40409000000c40400000000ff01"
+        "cb3fe000000000000003cb3feccccccccccccd03c4080100000008000000c40c020000000000000003000000c4"
+        "080000000001000000919302c40409000000ffc4080200000002000000",
     ),
     "stop": (wire.Stop(reason=""), "92a473746f70a0"),
 }
@@ -102,6 +104,12 @@ def test_every_message_has_golden_bytes() -> None:
     """A new message comes with its bytes."""
     tags = {kind.__struct_config__.tag for kind in get_args(wire.ToEngine | wire.ToWorker)}
     assert tags == set(GOLDEN)
+
+
+def test_a_plan_from_before_groups_is_read() -> None:
+    """Its last two fields are missing and have their defaults."""
+    old = wire.decode_to_worker(bytes.fromhex("98a4706c616e0300c40090c400c400c0"))
+    assert old == wire.Plan(epoch=3, step=0)
 
 
 def test_an_old_reader_reads_a_longer_message() -> None:

@@ -193,6 +193,16 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """How many of `ids` the client sent; the rest was generated before a preemption."""
 
 
+class Group(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Blocks that several slots begin with, to be read once for all of them. Of two levels."""
+
+    id: int
+    blocks: bytes
+    """int32[blocks]: the shared blocks, behind those of `parent`; none: there is no such group any more."""
+    parent: int = -1
+    """The group that all of this one's slots are in as well; -1: none, the blocks begin with the first token."""
+
+
 class Plan(Message, tag="plan", frozen=True, kw_only=True):
     """One step, as changes to what the worker already holds. Applied in this order: releases, admits, appends; then the
     step runs over the chunks and the decoding slots.
@@ -213,6 +223,11 @@ class Plan(Message, tag="plan", frozen=True, kw_only=True):
     """int32[n, 3]: (slot, start, length): prefill `ids[start : start + length]` of the slot."""
     decode: bytes | None = None
     """int32[n]: slots that run their last token. None: those of the plan before."""
+    groups: list[Group] = []
+    """Groups that are no more, then groups that are new. An id may be used again."""
+    members: bytes = b""
+    """int32[n, 2]: (slot, group): the innermost group that the slot is in from this step on; -1: none. A slot that is
+    released leaves its group by itself."""
 
 
 class Stop(Message, tag="stop", frozen=True, kw_only=True):

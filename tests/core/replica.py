@@ -6,6 +6,7 @@ import numpy as np
 
 from toka.core.admission import POLICIES, Policy
 from toka.core.blocks import Ints
+from toka.core.hydragen import Groups
 from toka.core.limits import Limits
 from toka.core.progress import Ended, News
 from toka.core.prompt import Prompt
@@ -48,8 +49,8 @@ def expected(sequence: Sequence) -> list[int]:
 class Replica:
     """Plans go through the wire's bytes; results wait in `results` until `land` takes one in."""
 
-    def __init__(self, sizes: Limits, policy: Policy | None = None) -> None:
-        self.scheduler = Scheduler(sizes, epoch=7, policy=policy)
+    def __init__(self, sizes: Limits, policy: Policy | None = None, groups: Groups | None = None) -> None:
+        self.scheduler = Scheduler(sizes, epoch=7, policy=policy, groups=groups)
         self.worker = PretendWorker(
             max_slots=sizes.max_seqs,
             num_blocks=sizes.num_blocks,

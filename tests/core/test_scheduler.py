@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.core.replica import BOLD, Replica, expected, limits
 from toka.core.admission import Policy
+from toka.core.hydragen import Groups
 from toka.core.progress import Diverged
 from toka.core.prompt import Prompt
 from toka.core.sequence import End, Sequence
@@ -247,7 +248,7 @@ def test_random_traffic_always_ends(
     policy: Policy,
 ) -> None:
     """Tiny caches and oversubscription: every sequence is answered once, with the tokens it would get alone."""
-    replica = Replica(limits(num_blocks, 4, min(max_seqs, max_tokens), max_tokens, max_ahead), policy)
+    replica = Replica(limits(num_blocks, 4, min(max_seqs, max_tokens), max_tokens, max_ahead), policy, Groups(1, 3))
     sequences = [replica.sequence(prompt, limit, stops=(3, 17) if stops else ()) for prompt, limit, stops in requests]
     replica.run()
     for sequence in sequences:
@@ -261,7 +262,7 @@ class Traffic(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.replica = Replica(limits(num_blocks=40, max_seqs=5, max_tokens=12, max_ahead=5), self.policy)
+        self.replica = Replica(limits(num_blocks=40, max_seqs=5, max_tokens=12, max_ahead=5), self.policy, Groups(2, 2))
         self.cancelled: set[Sequence] = set()
 
     @rule(
@@ -386,3 +387,18 @@ def test_lower_priorities_start_first_and_are_preempted_last() -> None:
         replica.seen[sequence] = []
     replica.run()
     assert list(replica.ends) == [soon, late]
+
+
+def test_plans_say_who_shares_a_prefix() -> None:
+    """Samples of one prompt are a group as soon as they decode, and the group ends with them."""
+    groups = Groups(min_blocks=2, min_size=3)
+    replica = Replica(limits(num_blocks=200), groups=groups)
+    shared = Prompt(np.arange(22, dtype=np.int32))
+    for index in range(5):
+        replica.sequence(0, 10 + index, prompt=shared)
+    replica.plan()
+    replica.plan()
+    assert [len(replica.worker._prefix(group)) for group in replica.worker.groups] == [5]
+    assert len(replica.worker.group) == 5
+    replica.run()
+    assert not groups.all()

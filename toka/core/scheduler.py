@@ -21,7 +21,7 @@ Plans are made ahead of results: `scheduled` counts the tokens planned, `returne
 """
 
 from collections import deque
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from toka.core.admission import Admission, Policy
 from toka.core.blocks import Ints
 from toka.core.books import check
 from toka.core.depth import Depth
+from toka.core.hydragen import Groups
 from toka.core.limits import Limits
 from toka.core.prefix import PrefixTree
 from toka.core.progress import Diverged, Ended, Flight, News, Progress
@@ -36,7 +37,7 @@ from toka.core.queue import Queue
 from toka.core.seats import NO_SLOT, Flags, Seats
 from toka.core.sequence import End, Sequence
 from toka.core.usage import Future, future_of
-from toka.wire import NO_TOKEN, Admit, Plan, Tokens
+from toka.wire import NO_TOKEN, Admit, Plan, Tokens, pack
 
 LOOK = 64
 """How far behind the head of the queue a sequence may stand that starts before it."""
@@ -50,8 +51,16 @@ NOBODY: Ints = np.zeros(0, dtype=np.int32)
 class Scheduler:
     """One replica's queue, batch and blocks. `plan` and `apply` alternate in any order; neither waits."""
 
-    def __init__(self, limits: Limits, epoch: int = 0, key: bytes = b"", policy: Policy | None = None) -> None:
-        """`key` makes the names of the prefix cache unpredictable."""
+    def __init__(
+        self,
+        limits: Limits,
+        epoch: int = 0,
+        key: bytes = b"",
+        policy: Policy | None = None,
+        groups: Groups | None = None,
+    ) -> None:
+        """`key` makes the names of the prefix cache unpredictable. With `groups`, plans say which sequences share a
+        prefix."""
         self.limits = limits
         self.epoch = epoch
         self.depth = Depth(limits.max_ahead)
@@ -60,6 +69,7 @@ class Scheduler:
         # Twice as many seats as slots: a full batch may run while another full batch is draining.
         self.seats = Seats(2 * limits.max_seqs, limits.blocks_for(limits.max_len))
         self.admission = Admission(limits.num_blocks, limits.max_len, policy or Policy())
+        self.groups = groups
         self.steps = 0
         self.preemptions = 0
         self._arrivals = 0
@@ -139,6 +149,7 @@ class Scheduler:
         if not chunks and not len(decoding):
             return None
 
+        groups, members = self.groups.news() if self.groups else ([], [])
         rows = self.seats.slot[decoding].astype("<i4").tobytes()
         plan = Plan(
             epoch=self.epoch,
@@ -148,6 +159,8 @@ class Scheduler:
             appends=appended,
             chunks=np.array(chunks, dtype="<i4").tobytes(),
             decode=None if rows == self._sent else rows,
+            groups=groups,
+            members=pack(chain.from_iterable((int(self.seats.slot[seat]), group) for seat, group in members)),
         )
         self._sent = rows
         self._released = []
@@ -361,6 +374,8 @@ class Scheduler:
             assert future is not None
             if future.grows != self.steps + seats.blocks[seat] * self.limits.page_size - seats.fill[seat]:
                 self._foresee_again(seat)  # its prefill took longer than thought
+            if self.groups:
+                self.groups.join(seat, seats.table[seat, : seats.published[seat]])
 
     def _stop_running(self, who: Ints) -> None:
         """Take slot and blocks from `who`. The worker hears of it with the next plan; seats stay until they drain."""
@@ -389,6 +404,8 @@ class Scheduler:
             names = self.tree.extend(names, ids[: len(ids) - 1])[: (len(ids) - 1) // page]
         self.tree.release(seats.row(seat), names, ids, min(published, len(names)))
         self._set_future(seat, None)
+        if self.groups:
+            self.groups.leave(seat)
 
     def _preempt(self) -> None:
         """Send a running sequence back to the head of the queue, with its tokens: of the lowest priority the newest.

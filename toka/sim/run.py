@@ -24,7 +24,6 @@ from toka.sim.meter import Meter, State
 from toka.sim.workload import Floats, Workload
 from toka.wire import Tokens
 
-
 TURN = 64
 """Requests that an engine takes in before it looks after its replicas again."""
 

@@ -23,6 +23,7 @@ from toka.wire import (
     Agreed,
     Attached,
     Beat,
+    Group,
     Hello,
     Message,
     Plan,
@@ -82,6 +83,8 @@ class PretendWorker:
         self.history: dict[int, list[int]] = {}
         self.cache = np.full((num_blocks, page_size), EMPTY, dtype=np.int64)
         self.largest_step = 0
+        self.groups: dict[int, Group] = {}
+        self.group: dict[int, int] = {}
 
     def run(self, plan: Plan) -> Tokens:
         """Apply a plan and sample its roster."""
@@ -93,6 +96,7 @@ class PretendWorker:
         for admit in plan.admits:
             self._admit(admit)
         self._append(plan.appends)
+        self._regroup(plan)
         if plan.decode is not None:
             self.decoding = np.frombuffer(plan.decode, "<i4")
         decoding = self.decoding
@@ -117,6 +121,30 @@ class PretendWorker:
         ids[dead] = NO_TOKEN
         self.dead[roster] |= (self.stops[roster] == ids[:, None]).any(axis=1)
         return Tokens(epoch=plan.epoch, step=plan.step, ids=ids.astype("<i4").tobytes())
+
+    def _regroup(self, plan: Plan) -> None:
+        """Follow which slots share a prefix; an audit proves that they do."""
+        for slot in np.frombuffer(plan.releases, "<i4").tolist():
+            self.group.pop(slot, None)
+        for group in plan.groups:
+            if group.blocks:
+                assert group.id not in self.groups, f"group {group.id} made twice"
+                self.groups[group.id] = group
+            else:
+                del self.groups[group.id]
+        members = np.frombuffer(plan.members, "<i4").reshape(-1, 2).tolist()
+        self.group.update(members)
+        if self.audit:
+            for slot, id in self.group.items():
+                prefix = self._prefix(id)
+                assert self.rows[slot][: len(prefix)] == prefix, f"slot {slot} does not begin like group {id}"
+
+    def _prefix(self, id: int) -> list[int]:
+        """The blocks of a group, those of its parent first."""
+        if id < 0:
+            return []
+        group = self.groups[id]
+        return [*self._prefix(group.parent), *np.frombuffer(group.blocks, "<i4").tolist()]
 
     def _admit(self, admit: Admit) -> None:
         slot = admit.slot
