@@ -3,10 +3,10 @@
     python bench/core.py             everything, under a minute
     python bench/core.py --smoke     the same path with little work: that it runs, not how fast
 
-Scheduling: plan + apply for so many running sequences that share the first 900 tokens of their prompts, median and
-95th percentile of the CPU time, for which it does not matter what else the machine does. First with nobody coming or
-going, then (`turnover`) with answers of 200 tokens on average, where each one that ends makes room for another. A
-pretend device answers outside the timing.
+Scheduling: plan + apply for so many running sequences that share the first 900 tokens of their prompts, with Hydragen
+groups on: median and 95th percentile of the CPU time, for which it does not matter what else the machine does. First
+with nobody coming or going, then (`turnover`) with answers of 200 tokens on average, where each one that ends makes
+room for another. A pretend device answers outside the timing.
 
 CPU per token: a real server, a pretend worker and a client are three processes. What counts is the CPU time of the
 server's process from the first request to the last answer, over the tokens generated: whole answers (64 requests of
@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench.server import READY, Server, ServerEnded
 from tests.fakes import write_tiny_model
+from toka.core.hydragen import Groups
 from toka.core.limits import Limits
 from toka.core.prompt import Prompt
 from toka.core.scheduler import Scheduler
@@ -123,8 +124,8 @@ def schedule(running: int, steps: int, turnover: bool) -> Timing:
     ends = np.full(many, NO_END, dtype=np.int64)
     if turnover:
         ends = generator.integers(1, 2 * MEAN_OUTPUT, many)
-    device = Device(running, ends, np.zeros(many, dtype=np.int64))
     page = 16
+    device = Device(running, page, ends, np.zeros(many, dtype=np.int64))
     scheduler = Scheduler(
         Limits(
             num_blocks=running * (2 * TAIL + horizon + page) // page + SHARED,
@@ -133,7 +134,8 @@ def schedule(running: int, steps: int, turnover: bool) -> Timing:
             max_tokens=8192,
             max_ahead=16,
             max_len=SHARED + 2 * TAIL + horizon,
-        )
+        ),
+        groups=Groups(256 // page, 32),
     )
     fresh = iter(range(many))
 

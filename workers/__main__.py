@@ -7,6 +7,10 @@ from collections.abc import Sequence
 
 from workers.config import OptionError, parse, usage
 
+SPIN_COUNT = "1000"
+"""Turns that a thread of torch's (GNU OpenMP's) waits awake for the others of its team. Its own choice is to wait awake
+for milliseconds, and one core taken by another process then costs a stream of tokens nine tenths of its speed."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code; 2 for a wrong option. torch is imported only once the options are right."""
@@ -21,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = parse(arguments, os.environ)
         logging.basicConfig(format="worker: %(message)s", level=config.log_level.upper(), stream=sys.stderr)
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read when torch is loaded
         from workers.life import live
 
         return live(config)

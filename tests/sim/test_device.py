@@ -4,11 +4,11 @@ import numpy as np
 
 from toka.sim.cost import Work
 from toka.sim.device import FIRST_ID, NO_END, STOP_ID, Device, Sampled
-from toka.wire import NO_TOKEN, Admit, Plan, pack, unpack
+from toka.wire import NO_TOKEN, Admit, Group, Plan, pack, unpack
 
 
 def device(*ends: int) -> Device:
-    return Device(4, np.array(ends, dtype=np.int64), np.zeros(len(ends), dtype=np.int64))
+    return Device(4, 16, np.array(ends, dtype=np.int64), np.zeros(len(ends), dtype=np.int64))
 
 
 def admit(slot: int, sequence: int, tokens: int, prompt: int | None = None) -> Admit:
@@ -52,6 +52,24 @@ def test_a_decoding_sequence_reads_all_that_it_has() -> None:
     fake.run(Plan(epoch=0, step=0, admits=[admit(0, 0, 10)], chunks=pack([0, 0, 10]), decode=b""))
     kv = [fake.run(Plan(epoch=0, step=step, decode=pack([0]))).work.kv_tokens for step in (1, 2, 3)]
     assert kv == [11, 12, 12]
+
+
+def test_what_a_group_shares_is_read_once() -> None:
+    """Each level for all of its members; a member that has left, or whose group is no more, reads it for itself."""
+    fake = device(99, 99, 99)
+    admits = [admit(slot, slot, 100) for slot in range(3)]
+    chunks = pack([0, 0, 100, 1, 0, 100, 2, 0, 100])
+    fake.run(Plan(epoch=0, step=0, admits=admits, chunks=chunks, decode=b""))
+    family, branch = Group(id=7, blocks=pack([0, 1])), Group(id=2, blocks=pack([2]), parent=7)
+    rows = pack([0, 1, 2])
+    members = pack([0, 7, 1, 2, 2, 2])
+    both = fake.run(Plan(epoch=0, step=1, decode=rows, groups=[family, branch], members=members))
+    assert both.work.kv_tokens == 32 + 16 + (101 - 32) + 2 * (101 - 48)
+    left = fake.run(Plan(epoch=0, step=2, members=pack([0, -1])))
+    assert left.work.kv_tokens == 32 + 16 + 102 + 2 * (102 - 48)
+    gone = [Group(id=7, blocks=b""), Group(id=2, blocks=b"")]
+    none = fake.run(Plan(epoch=0, step=3, groups=gone, members=pack([1, -1, 2, -1])))
+    assert none.work.kv_tokens == 3 * 103
 
 
 def test_what_is_prefilled_again_is_counted() -> None:

@@ -10,7 +10,7 @@ from toka.core.limits import Limits
 from toka.errors import ConfigError
 from toka.sim.cost import Costs
 from toka.sim.report import Report, report
-from toka.sim.run import Setup, Simulation, place
+from toka.sim.run import Hydragen, Setup, Simulation, place
 from toka.sim.workload import SHAREGPT, Asked, Lognormal, Shape, Workload, synthetic
 
 COSTS = Costs(step=1e-3, row=1e-6, kv_token=1e-9, prefill_token=1e-6, prefill_pair=0.0)
@@ -26,11 +26,12 @@ def setup(
     costs: Costs = COSTS,
     replicas: int = 1,
     engines: int = 1,
+    hydragen: Hydragen | None = None,
 ) -> Setup:
     limits = Limits(
         num_blocks=num_blocks, page_size=16, max_seqs=64, max_tokens=512, max_ahead=16, max_len=workload.longest
     )
-    return Setup(costs, limits, POLICIES[policy], replicas, engines)
+    return Setup(costs, limits, POLICIES[policy], hydragen, replicas, engines)
 
 
 def simulate(workload: Workload, setup: Setup) -> tuple[Simulation, Report]:
@@ -126,6 +127,18 @@ def test_groups_share_their_prefix() -> None:
     workload = synthetic(shape, Asked(20), 50, seed=0)
     _, figures = simulate(workload, setup(workload, num_blocks=400))
     assert figures.hit_rate == pytest.approx(48 * 64 / (50 * 94))
+
+
+def test_hydragen_reads_a_shared_prefix_once() -> None:
+    """Where reading is all that costs, sixteen samples behind a long prompt take little longer than one."""
+    shape = ONE._replace(own=Lognormal(512, 0, 1, 512), output=Lognormal(30, 0, 1, 30), samples=16)
+    workload = synthetic(shape, Asked(30), 1, seed=0)
+    costs = Costs(step=0.0, row=0.0, kv_token=1e-6, prefill_token=0.0, prefill_pair=0.0)
+    seconds = [
+        simulate(workload, setup(workload, costs=costs, hydragen=hydragen))[1].seconds
+        for hydragen in (None, Hydragen(256, 8))
+    ]
+    assert seconds[0] > 7 * seconds[1]
 
 
 def test_reserving_never_preempts_and_grabbing_does() -> None:

@@ -8,6 +8,7 @@ Digests are BLAKE2b, 128 bits, keyed: a client that does not know the key cannot
 tokens are compared all the same.
 """
 
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 
 import numpy as np
@@ -16,15 +17,18 @@ from toka.core.blocks import BlockPool, Ints
 from toka.core.prompt import Prompt
 
 DIGEST_BYTES = 16
+Named = Callable[[bytes, bool], None]
 
 
 class PrefixTree:
     """Names of full blocks. Owns the pool's `named` flags and nothing else of it."""
 
-    __slots__ = ("_blocks", "_content", "_key", "_names", "page_size", "pool")
+    __slots__ = ("_blocks", "_content", "_key", "_named", "_names", "page_size", "pool")
 
-    def __init__(self, num_blocks: int, page_size: int, key: bytes = b"") -> None:
-        """`key`: up to 64 bytes, the same for all replicas that share digests."""
+    def __init__(self, num_blocks: int, page_size: int, key: bytes = b"", named: Named | None = None) -> None:
+        """`key`: up to 64 bytes, the same for all replicas that share digests. `named` is told of each name that comes
+        (True) or goes (False)."""
+        self._named = named
         self.page_size = page_size
         self.pool = BlockPool(num_blocks, self._forget)
         self._key = key
@@ -90,6 +94,8 @@ class PrefixTree:
             if self._blocks.setdefault(name, block) != block:
                 return index
             self._names[block] = name
+            if self._named:
+                self._named(name, True)
             self._content[block] = data[index * size : (index + 1) * size]
             self.pool.named[block] = True
         return len(digests)
@@ -107,8 +113,15 @@ class PrefixTree:
         if not own:
             self.pool.touch(self._blocks[name] for name in digests)
 
+    def names(self) -> Iterable[bytes]:
+        """All names that blocks have."""
+        return self._blocks.keys()
+
     def _forget(self, block: int) -> None:
-        del self._blocks[self._names.pop(block)]
+        name = self._names.pop(block)
+        if self._named:
+            self._named(name, False)
+        del self._blocks[name]
         del self._content[block]
 
     def check(self) -> None:

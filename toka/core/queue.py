@@ -23,6 +23,9 @@ class Queue:
         for priority in sorted(self._levels):
             yield from self._levels[priority].values()
 
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.arrival in self._levels.get(sequence.priority, ())
+
     def __repr__(self) -> str:
         return f"<Queue of {len(self)}>"
 

@@ -31,7 +31,7 @@ from toka.core.books import check
 from toka.core.depth import Depth
 from toka.core.hydragen import Groups
 from toka.core.limits import Limits
-from toka.core.prefix import PrefixTree
+from toka.core.prefix import Named, PrefixTree
 from toka.core.progress import Diverged, Ended, Flight, News, Progress
 from toka.core.queue import Queue
 from toka.core.seats import NO_SLOT, Flags, Seats
@@ -58,13 +58,14 @@ class Scheduler:
         key: bytes = b"",
         policy: Policy | None = None,
         groups: Groups | None = None,
+        named: Named | None = None,
     ) -> None:
         """`key` makes the names of the prefix cache unpredictable. With `groups`, plans say which sequences share a
-        prefix."""
+        prefix. `named` is told of each name that comes to the prefix cache or goes."""
         self.limits = limits
         self.epoch = epoch
         self.depth = Depth(limits.max_ahead)
-        self.tree = PrefixTree(limits.num_blocks, limits.page_size, key)
+        self.tree = PrefixTree(limits.num_blocks, limits.page_size, key, named)
         self.pool = self.tree.pool
         # Twice as many seats as slots: a full batch may run while another full batch is draining.
         self.seats = Seats(2 * limits.max_seqs, limits.blocks_for(limits.max_len))
@@ -105,6 +106,18 @@ class Scheduler:
         """Plans whose results are not in."""
         return len(self._flights)
 
+    @property
+    def unfilled(self) -> tuple[int, list[Sequence]]:
+        """Tokens still to be prefilled for the sequences that have begun, and those that have not."""
+        seats = self.seats
+        begun = int((seats.fill[self._prefilling] - seats.filled[self._prefilling]).sum())
+        return begun, list(self._waiting)
+
+    def has(self, sequence: Sequence) -> bool:
+        """Whether a sequence that has not ended waits or runs here."""
+        seat = sequence.seat
+        return sequence in self._waiting or (seat >= 0 and self.seats.sequences[seat] is sequence)
+
     def fits(self, sequence: Sequence) -> bool:
         """Whether the sequence could run to its limit with the cache to itself."""
         limits = self.limits
@@ -112,9 +125,13 @@ class Scheduler:
 
     def submit(self, sequence: Sequence) -> None:
         """Put a sequence at the end of the queue. It must fit."""
-        assert self.fits(sequence), f"{sequence} is larger than the KV cache"
         sequence.arrival = self._arrivals
         self._arrivals += 1
+        self.take(sequence)
+
+    def take(self, sequence: Sequence) -> None:
+        """Put a sequence, whose `arrival` is set, at the end of the queue. It must fit."""
+        assert self.fits(sequence), f"{sequence} is larger than the KV cache"
         self._waiting.push(sequence)
 
     def finish(self, sequence: Sequence, end: End) -> None:

@@ -10,13 +10,13 @@ from toka.config import Config
 from toka.core.admission import POLICIES
 from toka.core.limits import Limits
 from toka.errors import ConfigError
-from toka.options import build, from_words, help_lines
+from toka.options import build, from_words, help_lines, shown_value
 from toka.screen import Screen
 from toka.sim.cost import Costs, fit, measured
 from toka.sim.meter import Series
 from toka.sim.plot import draw, require
 from toka.sim.report import Report, lines, report
-from toka.sim.run import Setup, Simulation
+from toka.sim.run import Hydragen, Setup, Simulation
 from toka.sim.workload import MONKEYS, SHAREGPT, Asked, Shape, Workload, replayed, synthetic
 
 AtLeastOne = Annotated[int, Meta(ge=1)]
@@ -86,6 +86,9 @@ class Simulate(Struct, frozen=True, kw_only=True):
         Literal["predicted", "reserved", "greedy", "all"],
         Meta(description="as the server's option; all: the three side by side"),
     ] = "predicted"
+    use_hydragen: Annotated[bool, Meta(description="read a prefix that sequences share once for all of them")] = False
+    hydragen_min_group_size: Annotated[int, Meta(ge=1, description="sequences that make a Hydragen group")] = 32
+    hydragen_min_prefix_len: Annotated[int, Meta(ge=1, description="tokens that make a shared prefix")] = 256
     replicas: Annotated[int, Meta(ge=1, description="copies of the model")] = 1
     engines: Annotated[int, Meta(ge=1, description="engine processes that share the replicas out")] = 1
     plot: Annotated[str | None, Meta(description="PNG to draw the seconds of the simulation to")] = None
@@ -161,6 +164,9 @@ def setup_of(options: Simulate, workload: Workload, policy: str) -> Setup:
             max_len=workload.longest,
         ),
         policy=POLICIES[policy],
+        hydragen=Hydragen(options.hydragen_min_prefix_len, options.hydragen_min_group_size)
+        if options.use_hydragen
+        else None,
         replicas=options.replicas,
         engines=min(options.engines, options.replicas),
     )
@@ -178,5 +184,6 @@ def headline(options: Simulate, workload: Workload) -> str:
     return (
         f"{options.workload}, {workload.requests:,} requests, {arrivals}, {asked}, seed={options.seed}; "
         f"{options.replicas:,} × {options.num_blocks:,} blocks of {options.page_size}, "
-        f"max_seqs_per_forward={options.max_seqs_per_forward}, costs={options.costs}"
+        f"max_seqs_per_forward={options.max_seqs_per_forward}, use_hydragen={shown_value(options.use_hydragen)}, "
+        f"costs={options.costs}"
     )

@@ -22,7 +22,7 @@ class Work(NamedTuple):
     rows: int = 0
     """Sequences that decode."""
     kv_tokens: int = 0
-    """Tokens whose keys and values the decoding sequences read."""
+    """Tokens whose keys and values the decoding sequences read; what a Hydragen group shares is read once."""
     prefill_tokens: int = 0
     prefill_pairs: int = 0
     """Pairs of a prefilled token and one that it attends to, itself included."""
@@ -36,7 +36,7 @@ class Costs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     row: Seconds
     """Of a decoding sequence."""
     kv_token: Seconds
-    """Of each token that a decoding sequence reads."""
+    """Of each token whose keys and values are read in decoding."""
     prefill_token: Seconds
     prefill_pair: Seconds
     round_trip: Seconds = 0.0

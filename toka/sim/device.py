@@ -38,9 +38,10 @@ class Sampled(NamedTuple):
 class Device:
     """Slots as a worker keeps them. `Admit.seed` says which sequence of the workload has the slot."""
 
-    def __init__(self, slots: int, ends: Longs, computed: Longs) -> None:
+    def __init__(self, slots: int, page_size: int, ends: Longs, computed: Longs) -> None:
         """`ends`: at how many generated tokens each sequence samples the stop id, int64[sequences]. `computed`, of the
         same shape and zero at first: how many tokens' keys and values each has had; devices may share it."""
+        self._page = page_size
         self._ends = ends
         self._computed = computed
         self._sequence: Longs = np.zeros(slots, dtype=np.int64)
@@ -49,6 +50,10 @@ class Device:
         self._length: Longs = np.zeros(slots, dtype=np.int64)
         self._fill: Longs = np.zeros(slots, dtype=np.int64)
         self._decoding: Ints = np.zeros(0, dtype=np.int32)
+        self._groups: dict[int, tuple[int, int]] = {}
+        """For each Hydragen group the tokens that it shares, and these with those of its parent."""
+        self._shared: Longs = np.zeros(slots, dtype=np.int64)
+        """Tokens of a slot that its groups read for it."""
 
     def run(self, plan: Plan) -> Sampled:
         """Run one step."""
@@ -58,6 +63,10 @@ class Device:
             self._decoding = np.frombuffer(plan.decode, "<i4")
         roster = decoding = self._decoding
         kv_tokens = int(self._length[decoding].sum()) + len(decoding)
+        if plan.groups or plan.members:
+            self._regroup(plan)
+        if self._groups:
+            kv_tokens += sum(own for own, _ in self._groups.values()) - int(self._shared[decoding].sum())
         self._length[decoding] += self._left[decoding] > 0
         tokens = pairs = recomputed = 0
         if plan.chunks:
@@ -88,8 +97,20 @@ class Device:
         self._sequence[slot] = sequence
         self._left[slot] = self._ends[sequence] - generated
         self._fill[slot] = tokens
+        self._shared[slot] = 0
         if generated:  # it was preempted, with all but its last token in the cache
             self._computed[sequence] = max(self._computed[sequence], tokens - 1)
+
+    def _regroup(self, plan: Plan) -> None:
+        groups = self._groups
+        for group in plan.groups:
+            if group.blocks:
+                own = len(group.blocks) // 4 * self._page
+                groups[group.id] = (own, own + (groups[group.parent][1] if group.parent >= 0 else 0))
+            else:
+                del groups[group.id]
+        for slot, id in np.frombuffer(plan.members, "<i4").reshape(-1, 2).tolist():
+            self._shared[slot] = groups[id][1] if id >= 0 else 0
 
     def _recompute(self, sequences: Longs, starts: Longs, ends: Longs) -> int:
         computed = self._computed[sequences]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from toka.core.admission import Policy
+from toka.core.hydragen import Groups
 from toka.core.limits import Limits
 from toka.core.prompt import Prompt
 from toka.core.scheduler import Scheduler
@@ -28,6 +29,19 @@ TURN = 64
 """Requests that an engine takes in before it looks after its replicas again."""
 
 
+class Hydragen(NamedTuple):
+    """When sequences are a group."""
+
+    min_prefix: int
+    """Tokens that they share."""
+    min_size: int
+    """How many they are."""
+
+    def groups(self, page_size: int) -> Groups:
+        """Those of one replica, none yet."""
+        return Groups(max(-(-self.min_prefix // page_size), 1), self.min_size)
+
+
 class Setup(NamedTuple):
     """What runs the workload."""
 
@@ -35,6 +49,8 @@ class Setup(NamedTuple):
     limits: Limits
     """Of each replica."""
     policy: Policy
+    hydragen: Hydragen | None = None
+    """None: prefixes are read by each sequence for itself."""
     replicas: int = 1
     engines: int = 1
     """Processes; replica i belongs to engine i modulo this."""
@@ -107,8 +123,13 @@ class Simulation:
             Replica(
                 index,
                 index % setup.engines,
-                Scheduler(limits, epoch=index, policy=setup.policy),
-                Device(limits.max_seqs, ends, computed),
+                Scheduler(
+                    limits,
+                    epoch=index,
+                    policy=setup.policy,
+                    groups=setup.hydragen.groups(limits.page_size) if setup.hydragen else None,
+                ),
+                Device(limits.max_seqs, limits.page_size, ends, computed),
             )
             for index in range(setup.replicas)
         ]

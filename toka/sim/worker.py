@@ -132,8 +132,8 @@ class PretendWorker:
                 self.groups[group.id] = group
             else:
                 del self.groups[group.id]
-        members = np.frombuffer(plan.members, "<i4").reshape(-1, 2).tolist()
-        self.group.update(members)
+        slots, ids = np.frombuffer(plan.members, "<i4").reshape(-1, 2).T.tolist()
+        self.group.update(zip(slots, ids, strict=True))
         if self.audit:
             for slot, id in self.group.items():
                 prefix = self._prefix(id)

@@ -10,12 +10,11 @@ Shapes in names and comments:
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from workers.attention.base import Attention
 from workers.layers.embedding import Embedding
-from workers.layers.linear import Linear
+from workers.layers.linear import Linear, product
 from workers.layers.mlp import GatedMLP
 from workers.layers.norm import RMSNorm
 from workers.layers.rope import Rope, Rotation
@@ -132,4 +131,4 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, C] → float32[S, V]."""
-        return F.linear(hidden, self.head_VC).float()
+        return product(hidden, self.head_VC, None).float()
