@@ -8,7 +8,7 @@ end has come, and if blocks run out all the same, somebody is preempted.
 from typing import NamedTuple
 
 from toka.core.blocks import Ints
-from toka.core.predictor import REFRESH, Predictor
+from toka.core.predictor import Predictor
 from toka.core.usage import Future, Usage
 
 
@@ -21,7 +21,7 @@ class Policy(NamedTuple):
     learn: bool = True
     """Predict lengths from those of ended sequences. Off: everybody is taken to use all of max_tokens, which never
     preempts and leaves the cache empty to the extent that answers are shorter."""
-    margin: float = 0.01
+    margin: float = 0.004
     """Share of the blocks that admission leaves alone, for predictions that are too short."""
 
 
@@ -62,6 +62,6 @@ class Admission:
 
     def look(self, step: int, generated: Ints, limit: Ints) -> None:
         """Let the predictor look at the running sequences, every now and then."""
-        if step >= self._looked + REFRESH:
+        if step >= self._looked + self.predictor.pause:
             self._looked = step
             self.predictor.look(generated, limit)

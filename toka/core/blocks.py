@@ -54,8 +54,8 @@ class BlockPool:
     def take(self, count: int) -> Ints:
         """`count` available blocks with one owner each, int32[count]. The caller has looked at `available`."""
         assert 0 <= count <= self.available, f"{count} blocks asked of {self}"
-        while self._free < count:
-            self._evict()
+        if self._free < count:
+            self._evict(count - self._free)
         start = self._free - count
         blocks = self._stack[start : self._free].copy()
         self._free = start
@@ -87,12 +87,13 @@ class BlockPool:
             if block in self._retained:
                 self._retained.move_to_end(block)
 
-    def _evict(self) -> None:
-        block, _ = self._retained.popitem(last=False)
-        self._forget(block)
-        self.named[block] = False
-        self._push(np.array([block], dtype=np.int32))
-        self.evictions += 1
+    def _evict(self, count: int) -> None:
+        blocks: Ints = np.array([self._retained.popitem(last=False)[0] for _ in range(count)], dtype=np.int32)
+        for block in blocks.tolist():
+            self._forget(block)
+        self.named[blocks] = False
+        self._push(blocks)
+        self.evictions += count
 
     def _push(self, blocks: Ints) -> None:
         end = self._free + len(blocks)

@@ -14,12 +14,16 @@ from toka.core.blocks import Ints
 
 Floats = NDArray[np.float64]
 BINS = 64
-PRIOR = 4.0
+PRIOR = 1.0
 """Sequences that are taken to have used all of their max_tokens, before anything is known."""
 MEMORY = 4096.0
 """Ended sequences after which the older half of the evidence is halved."""
 REFRESH = 32
-"""Steps between two looks at the running sequences."""
+"""Steps between two looks at the running sequences, once enough have ended."""
+EARLY = 4
+"""Steps between two looks while every end is news."""
+ENOUGH = 512
+"""Ended sequences from which one more changes little."""
 
 
 class Predictor:
@@ -33,6 +37,11 @@ class Predictor:
         self._ends: Floats = np.zeros(BINS)
         self._passed: Floats = np.zeros(BINS)
         self._expected: Floats = np.ones(BINS + 1)
+
+    @property
+    def pause(self) -> int:
+        """Steps to let pass before the next `look`."""
+        return EARLY if self._passed[0] < ENOUGH else REFRESH
 
     def ended(self, generated: int, limit: int) -> None:
         """A sequence ended by itself, or reached its limit, after `generated` of `limit` tokens."""

@@ -20,7 +20,7 @@ Plans are made ahead of results: `scheduled` counts the tokens planned, `returne
   flight, and only then is the newest sequence sent back to the head of the queue with all the tokens it has made.
 """
 
-from collections import deque
+from collections import Counter, deque
 from itertools import chain, islice
 
 import numpy as np
@@ -253,12 +253,8 @@ class Scheduler:
         owned = hit[owners[hit] > 0]
         borrowed: tuple[tuple[int, int], ...] = ()
         if len(owned):
-            until, counts = np.unique(self._until[owned], return_counts=True)
-            borrowed = tuple(
-                (step, count)
-                for step, count in zip(until.tolist(), counts.tolist(), strict=True)
-                if step < start + steps
-            )
+            until = Counter(self._until[owned].tolist())
+            borrowed = tuple((step, count) for step, count in until.items() if step < start + steps)
         return future_of(
             start=start,
             length=fill,
