@@ -8,10 +8,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 
 from toka import cli
 from toka.config import Config, load
 from toka.options import from_words, options, shown_value
+from toka.sim.command import Simulate
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ["README.md", "CONTRIBUTING.md"]
@@ -81,7 +83,8 @@ def check_toka(words: list[str]) -> None:
     if command == "serve":
         load([value.shown for value in given.values()], {})
     else:
-        assert set(given) <= {*cli.Ping.__struct_fields__, *cli.Download.__struct_fields__}
+        structs = {"ping": cli.Ping, "download": cli.Download, "simulate": Simulate, "version": Struct}
+        assert set(given) <= set(structs[command].__struct_fields__)
 
 
 @pytest.mark.parametrize("name", [*DOCUMENTS, "CHANGELOG.md"])

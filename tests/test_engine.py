@@ -326,7 +326,7 @@ async def test_a_context_longer_than_the_cache_is_refused_when_asked_for(folder:
 
 async def test_many_requests_under_memory_pressure(folder: Path) -> None:
     """Oversubscribed and preempted, each request gets the answer it would get alone."""
-    async with served(folder, Config(kv_cache_num_tokens=640, max_seqs_per_forward=16, admission="greedy")) as (
+    async with served(folder, Config(kv_cache_num_tokens=640, max_seqs_per_forward=16, look_ahead=False)) as (
         engine,
         _,
     ):

@@ -68,7 +68,7 @@ async def whole(client: AsyncOpenAI, index: int) -> str:
     return answer.choices[0].text
 
 
-@pytest.mark.parametrize("options", [["kv_cache_num_tokens=32768"], ["kv_cache_num_tokens=2048", "admission=greedy"]])
+@pytest.mark.parametrize("options", [["kv_cache_num_tokens=32768"], ["kv_cache_num_tokens=2048", "look_ahead=F"]])
 async def test_a_third_of_the_clients_hang_up(tiny: Path, options: list[str]) -> None:
     """With room for all, and with a cache so small that they preempt each other."""
     with Server(f"model={tiny}", *options) as server:

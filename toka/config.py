@@ -41,13 +41,32 @@ class Config(Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1, description="share of the device's memory to use")] = 0.9
     max_seqs_per_forward: Annotated[int, Meta(ge=1, le=16384, description="sequences in one step")] = 1024
     max_tokens_per_forward: Annotated[int, Meta(ge=1, le=1048576, description="tokens in one step")] = 8192
-    admission: Annotated[
-        Literal["predicted", "reserved", "greedy"],
+    use_spec_allocation: Annotated[
+        bool,
         Meta(
-            description="what a sequence must find room for to start: its predicted length, all of its max_tokens "
-            "(never preempts, small batch), or its prompt alone (preempts much)"
+            description="start sequences by their predicted lengths; F reserves all of max_tokens: nothing is ever "
+            "preempted, and the cache stays as empty as answers are shorter than max_tokens"
         ),
-    ] = "predicted"
+    ] = True
+    track_early_stopping: Annotated[
+        bool,
+        Meta(description="learn lengths from how early sequences end; F predicts max_tokens, as use_spec_allocation=F"),
+    ] = True
+    spec_allocation_target_kv_cache_utilization: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=1,
+            description="share of the KV cache that predicted use may fill: higher recomputes more, lower idles more",
+        ),
+    ] = 0.996
+    look_ahead: Annotated[
+        bool,
+        Meta(
+            description="look at the coming steps before a sequence starts; F starts whatever fits now, and then "
+            "computes about a sixth of all tokens twice when the cache is short"
+        ),
+    ] = True
     generation_config: Annotated[
         Literal["none", "auto"],
         Meta(description="sampling defaults: none: OpenAI's; auto: the model's generation_config.json"),

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 from toka.config import Config
-from toka.core.admission import POLICIES
+from toka.core.admission import Policy
 from toka.core.blocks import Ints
 from toka.core.limits import Limits
 from toka.core.progress import Diverged, Progress
@@ -261,6 +261,14 @@ class Engine:
         # Every running sequence has a token in a step.
         return min(self._config.max_seqs_per_forward, self._config.max_tokens_per_forward)
 
+    def _policy(self) -> Policy:
+        config = self._config
+        return Policy(
+            look_ahead=config.look_ahead,
+            learn=config.use_spec_allocation and config.track_early_stopping,
+            margin=1 - config.spec_allocation_target_kv_cache_utilization if config.look_ahead else 0,
+        )
+
     def _serving(self) -> Scheduler:
         """The scheduler, if requests may come. Raises Unavailable."""
         if self._draining:
@@ -310,7 +318,7 @@ class Engine:
             ),
             epoch=ready.epoch,
             key=self._key,
-            policy=POLICIES[config.admission],
+            policy=self._policy(),
         )
         self._link.send(Agreed(epoch=ready.epoch, num_blocks=ready.num_blocks))
         self._ready.set()

@@ -76,6 +76,7 @@ class Replica:
         watched: bool = False,
         prompt: Prompt | None = None,
         family: int | None = None,
+        priority: int = 0,
     ) -> Sequence:
         """Submit one. Prompts of one family begin alike, for two thirds of their length."""
         self._made += 1
@@ -83,7 +84,9 @@ class Replica:
         if family is not None:
             shared = prompt_len * 2 // 3
             ids[:shared] = (np.arange(shared) * 5 + family) % VOCAB
-        sequence = Sequence(prompt or Prompt(ids), limit=limit, stops=stops, watched=watched, seed=self._made)
+        sequence = Sequence(
+            prompt or Prompt(ids), limit=limit, stops=stops, watched=watched, seed=self._made, priority=priority
+        )
         self.scheduler.submit(sequence)
         self.seen[sequence] = []
         return sequence

@@ -31,12 +31,12 @@ def test_without_hits_the_least_loaded_is_taken() -> None:
 
 
 def test_a_hit_is_worth_the_tokens_it_saves() -> None:
-    """64 cached tokens are worth a queue that is 63 tokens longer, and not one that is 65 longer."""
+    """Twice: 64 cached tokens are worth a queue that is 127 tokens longer, and not one that is 129 longer."""
     router = Router(2, page_size=16)
     for name in NAMES[:4]:
         router.named(1, name, True)
-    assert router.place(NAMES, 128, load(0, 63)) == (1, 64)
-    assert router.place(NAMES, 128, load(0, 65)) == (0, 128)
+    assert router.place(NAMES, 128, load(0, 127)) == (1, 64)
+    assert router.place(NAMES, 128, load(0, 129)) == (0, 128)
 
 
 def test_hits_are_exact_for_each_replica() -> None:
@@ -87,6 +87,7 @@ class World:
 
     def turn(self, replica: int) -> bool:
         """Plan and run one step of a replica, or take in one result; False if there was nothing to do."""
+        self.fleet.dispatch()
         plan = self.fleet.plan(replica)
         self.fleet.check()
         if plan is not None:
@@ -128,6 +129,16 @@ def test_samples_of_one_prompt_go_where_its_blocks_are() -> None:
     again = [world.sequence(np.arange(60, dtype=np.int32), 3) for _ in range(3)]
     world.run()
     assert {world.where[sequence] for sequence in again} == {world.where[first]}
+
+
+def test_samples_that_come_together_stay_together() -> None:
+    """Though nothing of their prompt is computed yet when they are placed."""
+    world = World(3, limits(num_blocks=400, max_seqs=8, max_tokens=64))
+    shared = Prompt(np.arange(61, dtype=np.int32))
+    for seed in range(4):
+        world.fleet.submit(Sequence(shared, limit=3, seed=seed))
+    world.run()
+    assert len(set(world.where.values())) == 1
 
 
 @given(

@@ -11,7 +11,7 @@ from toka.core.admission import Policy
 from toka.core.hydragen import Groups
 from toka.core.progress import Diverged
 from toka.core.prompt import Prompt
-from toka.core.sequence import End, Sequence
+from toka.core.sequence import BATCH, End, Sequence
 from toka.wire import Tokens
 
 
@@ -271,9 +271,11 @@ class Traffic(RuleBasedStateMachine):
         stop=st.booleans(),
         watched=st.booleans(),
         family=st.none() | st.integers(0, 2),
+        priority=st.sampled_from([0, 0, 3, BATCH]),
     )
-    def submit(self, prompt: int, limit: int, stop: bool, watched: bool, family: int | None) -> None:
-        self.replica.sequence(prompt, limit, stops=(5, 11) if stop else (), watched=watched, family=family)
+    def submit(self, prompt: int, limit: int, stop: bool, watched: bool, family: int | None, priority: int) -> None:
+        stops = (5, 11) if stop else ()
+        self.replica.sequence(prompt, limit, stops=stops, watched=watched, family=family, priority=priority)
 
     @precondition(lambda self: self.replica.seen)
     @rule(data=st.data(), limit=st.integers(1, 30))
@@ -289,6 +291,15 @@ class Traffic(RuleBasedStateMachine):
     @rule()
     def land(self) -> None:
         self.replica.land()
+
+    @rule()
+    def the_worker_is_lost(self) -> None:
+        lost = self.replica
+        self.replica = Replica(limits(num_blocks=40, max_seqs=5, max_tokens=12, max_ahead=5), self.policy, Groups(2, 2))
+        self.replica.seen, self.replica.ends, self.replica._made = lost.seen, lost.ends, lost._made
+        for sequence in lost.scheduler.abandon():
+            self.replica.seen[sequence] = self.replica.seen[sequence][: sequence.kept]
+            self.replica.scheduler.submit(sequence)
 
     @rule(busy=st.sampled_from([0.0001, 0.002, 0.05]))
     def change_of_pace(self, busy: float) -> None:
@@ -402,3 +413,58 @@ def test_plans_say_who_shares_a_prefix() -> None:
     assert len(replica.worker.group) == 5
     replica.run()
     assert not groups.all()
+
+
+def add(replica: Replica, prompt: int, limit: int, priority: int, seed: int) -> Sequence:
+    sequence = Sequence(Prompt(np.arange(prompt, dtype=np.int32)), limit=limit, priority=priority, seed=seed)
+    replica.scheduler.submit(sequence)
+    replica.seen[sequence] = []
+    return sequence
+
+
+@pytest.mark.parametrize(("num_blocks", "max_seqs"), [(40, 8), (400, 2)], ids=["no blocks", "no slots"])
+def test_the_batch_lane_gives_way(num_blocks: int, max_seqs: int) -> None:
+    """It takes all that is left, and gives it back as soon as somebody who is waited for finds no room."""
+    replica = Replica(limits(num_blocks=num_blocks, max_seqs=max_seqs))
+    batch = [add(replica, 8, 120, BATCH, 100 + index) for index in range(3)]
+    for _ in range(6):
+        replica.plan()
+        replica.land()
+    online = add(replica, 30, 20, 0, 7)
+    replica.run()
+    assert next(iter(replica.ends)) is online
+    for sequence in [online, *batch]:
+        assert replica.seen[sequence] == expected(sequence)
+
+
+def test_online_requests_do_not_preempt_each_other_for_room() -> None:
+    """Who came first runs on; only the batch lane gives way."""
+    replica = Replica(limits(num_blocks=40, max_seqs=8))
+    first = add(replica, 8, 120, 5, 1)
+    replica.plan()
+    second = add(replica, 30, 100, 0, 2)
+    replica.run()
+    assert list(replica.ends) == [first, second]
+    assert replica.scheduler.preemptions == 0
+
+
+def test_a_lost_worker_costs_no_token_that_came_back() -> None:
+    """Sequences go on in the next epoch from what was returned, in their order, and end with the same answer."""
+    replica = Replica(limits(max_tokens=16, max_seqs=4))
+    sequences = [replica.sequence(5 + 3 * index, 20) for index in range(7)]
+    for _ in range(9):
+        replica.plan()
+        if replica.scheduler.in_flight >= 2:
+            replica.land()
+    assert replica.scheduler.in_flight
+    returned = replica.scheduler.seats.returned.sum()
+    left = replica.scheduler.abandon()
+    assert [sequence.arrival for sequence in left] == sorted(sequence.arrival for sequence in left)
+    assert sum(sequence.kept for sequence in left) > 0 < returned
+    again = Replica(limits(max_tokens=16, max_seqs=4))
+    for sequence in left:
+        again.seen[sequence] = []
+        again.scheduler.submit(sequence)
+    again.run()
+    for sequence in sequences:
+        assert (again if sequence in left else replica).seen[sequence] == expected(sequence)

@@ -23,7 +23,10 @@ log = logging.getLogger("toka.api")
 
 HARMLESS = frozenset(
     {
-        "admission",
+        "look_ahead",
+        "spec_allocation_target_kv_cache_utilization",
+        "track_early_stopping",
+        "use_spec_allocation",
         "served_model_name",
         "kv_cache_num_tokens",
         "gpu_memory_utilization",

@@ -1,10 +1,14 @@
 """Several replicas behind one queue."""
 
+from collections.abc import Callable
+
 import numpy as np
 
 from toka.core.admission import Policy
+from toka.core.hydragen import Groups
 from toka.core.limits import Limits
 from toka.core.progress import Progress
+from toka.core.prompt import Prompt
 from toka.core.queue import Queue
 from toka.core.router import Longs, Router
 from toka.core.scheduler import Scheduler
@@ -13,6 +17,8 @@ from toka.wire import Plan, Tokens
 
 SHORT = 8
 """Sequences that may wait at a replica. The others wait in the common queue, where they can still go anywhere."""
+FAR = 1 << 60
+"""The load of a replica that takes nobody."""
 DECODE_WEIGHT = 8
 """What a decoding sequence counts for in a replica's load, in tokens of prompt."""
 
@@ -21,7 +27,15 @@ class Fleet:
     """Schedulers of equal replicas. A sequence goes to one of them only when it is about to start, so that it finds the
     blocks that are there by then, and the shortest queue."""
 
-    def __init__(self, replicas: int, limits: Limits, key: bytes = b"", policy: Policy | None = None) -> None:
+    def __init__(
+        self,
+        replicas: int,
+        limits: Limits,
+        key: bytes = b"",
+        policy: Policy | None = None,
+        groups: Callable[[], Groups] | None = None,
+    ) -> None:
+        """`groups` makes each replica's own."""
         self.router = Router(replicas, limits.page_size)
         self.schedulers = [
             Scheduler(
@@ -29,6 +43,7 @@ class Fleet:
                 epoch=replica + 1,
                 key=key,
                 policy=policy,
+                groups=groups() if groups else None,
                 named=lambda name, holds, replica=replica: self.router.named(replica, name, holds),  # type: ignore[misc]
             )
             for replica in range(replicas)
@@ -38,6 +53,7 @@ class Fleet:
         self._open: Longs = np.zeros(replicas, dtype=np.int64)
         self._home: dict[Sequence, int] = {}
         self._cost: dict[int, int] = {}
+        self._last: tuple[Prompt | None, int] = (None, 0)
         self._arrivals = 0
 
     def __repr__(self) -> str:
@@ -66,9 +82,29 @@ class Fleet:
             self.schedulers[replica].finish(sequence, end)
             self._weigh(replica)
 
+    def dispatch(self) -> set[int]:
+        """Give sequences from the queue's head a place, as long as some replica has few who wait. Returns the replicas
+        that got some."""
+        touched: set[int] = set()
+        while len(self._queue) and self._open.min() < SHORT:
+            sequence = next(iter(self._queue))
+            self._queue.remove(sequence)
+            names = self.schedulers[0].tree.digests(sequence.prompt)
+            # A replica whose own queue is long enough gets nobody, whatever it holds.
+            load = np.where(self._open < SHORT, self._load, FAR)
+            soon = self._last[1] if sequence.prompt is self._last[0] else None
+            replica, tokens = self.router.place(names, len(sequence.prompt), load, soon)
+            self._last = (sequence.prompt, replica)
+            self._home[sequence] = replica
+            self._cost[sequence.arrival] = tokens
+            self.schedulers[replica].take(sequence)
+            self._load[replica] += tokens
+            self._open[replica] += 1
+            touched.add(replica)
+        return touched
+
     def plan(self, replica: int) -> Plan | None:
-        """The next step of one replica, after those who may have found their place."""
-        self._dispatch()
+        """The next step of one replica. `dispatch` comes first."""
         plan = self.schedulers[replica].plan()
         self._weigh(replica)
         return plan
@@ -86,20 +122,6 @@ class Fleet:
         """A sequence is over; returns where it was."""
         self._cost.pop(sequence.arrival, None)
         return self._home.pop(sequence, None)
-
-    def _dispatch(self) -> None:
-        """Give sequences from the queue's head a place, as long as some replica has few who wait."""
-        while len(self._queue) and self._open.min() < SHORT:
-            sequence = next(iter(self._queue))
-            self._queue.remove(sequence)
-            names = self.schedulers[0].tree.digests(sequence.prompt)
-            # A replica whose own queue is long enough gets nobody, whatever it holds.
-            load = np.where(self._open < SHORT, self._load, np.iinfo(np.int64).max // 2)
-            replica, tokens = self.router.place(names, len(sequence.prompt), load)
-            self._home[sequence] = replica
-            self._cost[sequence.arrival] = tokens
-            self.schedulers[replica].take(sequence)
-            self._weigh(replica)
 
     def _weigh(self, replica: int) -> None:
         """Look anew at what a replica has to do: nothing is added up here that could drift."""

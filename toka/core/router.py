@@ -5,6 +5,9 @@ from numpy.typing import NDArray
 
 Longs = NDArray[np.int64]
 
+COMPUTE = 2
+"""What a token to compute costs, in tokens to wait for: it is waited for as well, and then lost to everybody else."""
+
 
 class Router:
     """One index from a block's name to the replicas that hold it, so that a sequence is placed without a walk through
@@ -57,14 +60,18 @@ class Router:
         found.update(dict.fromkeys(alive, len(names)))
         return found
 
-    def place(self, names: list[bytes], tokens: int, load: Longs) -> tuple[int, int]:
-        """The replica that would be through soonest with a prompt of `tokens` tokens, when `load` tokens are to be run
-        before it, int64[replicas]: what a prefix hit saves counts against what must be waited for. Of equals the first.
-        Returns the replica and the tokens that it must run."""
+    def place(self, names: list[bytes], tokens: int, load: Longs, soon: int | None = None) -> tuple[int, int]:
+        """The replica for a prompt of `tokens` tokens, when `load` tokens are to be run before it, int64[replicas]: the
+        one where waiting and computing cost least. Of equals the first. `soon` is a replica that is about to compute
+        all of `names`. Returns the replica and the tokens that it must run."""
         best, run = int(load.argmin()), tokens
-        least = int(load[best]) + tokens
-        for replica, depth in sorted(self.hits(names).items()):
+        least = int(load[best]) + COMPUTE * tokens
+        hits = self.hits(names)
+        if soon is not None:
+            hits[soon] = len(names)
+        for replica, depth in sorted(hits.items()):
             left = tokens - depth * self.page_size
-            if int(load[replica]) + left < least:
-                best, run, least = replica, left, int(load[replica]) + left
+            cost = int(load[replica]) + COMPUTE * left
+            if cost < least:
+                best, run, least = replica, left, cost
         return best, run

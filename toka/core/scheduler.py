@@ -35,7 +35,7 @@ from toka.core.prefix import Named, PrefixTree
 from toka.core.progress import Diverged, Ended, Flight, News, Progress
 from toka.core.queue import Queue
 from toka.core.seats import NO_SLOT, Flags, Seats
-from toka.core.sequence import End, Sequence
+from toka.core.sequence import BATCH, NO_SEAT, End, Sequence
 from toka.core.usage import Future, future_of
 from toka.wire import NO_TOKEN, Admit, Plan, Tokens, pack
 
@@ -80,6 +80,7 @@ class Scheduler:
         self._decoding: Ints = NOBODY
         self._until = np.zeros(limits.num_blocks, dtype=np.int64)
         self._passed = 0
+        self._crowded = False
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
         self._released: list[int] = []
         self._flights: deque[Flight] = deque()
@@ -148,6 +149,17 @@ class Scheduler:
         if self.seats.flying[seat] == 0:
             self.seats.leave(seat)
 
+    def abandon(self) -> list[Sequence]:
+        """The worker is lost, and this scheduler with it: all sequences that have not ended, in the order in which they
+        should go on elsewhere, each with the tokens that came back."""
+        seats = self.seats
+        running = [seats.who(seat) for seat in seats.taken() if seats.alive[seat]]
+        for sequence in running:
+            seats.move(sequence.seat)
+            sequence.seat = NO_SEAT
+        running.sort(key=lambda sequence: (sequence.priority, sequence.arrival))
+        return [*running, *self._waiting]
+
     # Planning
 
     def plan(self) -> Plan | None:
@@ -155,7 +167,7 @@ class Scheduler:
         if len(self._flights) >= self.depth.value:
             return None
         self.admission.usage.advance(self.steps)
-        if not self._grow():
+        if not self._grow() or not self._give_way():
             return None
         decoding = self._decoding
         self._look(decoding)
@@ -191,7 +203,21 @@ class Scheduler:
         while len(self._short(self._decoding)) > self.pool.available:
             if self._flights:
                 return False
-            self._preempt()
+            self._preempt([*self._prefilling, *self._decoding.tolist()])
+        return True
+
+    def _give_way(self) -> bool:
+        """If somebody found no room in the last step while the batch lane holds some, make the batch lane smaller by
+        one sequence; False: not before what is in flight is in."""
+        if not self._crowded:
+            return True
+        seats = np.concatenate([np.array(self._prefilling, dtype=np.int32), self._decoding])
+        batch = seats[self.seats.batch[seats]]
+        if len(batch) and self._flights:
+            return False
+        if len(batch):
+            self._preempt(batch.tolist())
+        self._crowded = False
         return True
 
     def _short(self, seats: Ints) -> Ints:
@@ -299,6 +325,8 @@ class Scheduler:
         """Seat the next sequence of the queue that may start, if there is one. One that does not fit may be passed by a
         few others behind it, and then by nobody until it starts."""
         if not self._slots or not self.seats.free:
+            first = next(iter(self._waiting), None)
+            self._crowded = first is not None and first.priority < BATCH
             return None
         refused = 0
         for sequence in islice(self._waiting, LOOK):
@@ -315,6 +343,8 @@ class Scheduler:
             if enough and self.admission.admits(self.pool.num_blocks - self.pool.available, future):
                 self._passed = self._passed + 1 if refused else 0
                 return self._seat(sequence, fill, hit, new, future, admitted)
+            if not refused:
+                self._crowded = sequence.priority < BATCH
             refused += 1
             if refused > LOOK_PAST or self._passed >= MAX_PASSED:
                 return None
@@ -420,10 +450,10 @@ class Scheduler:
         if self.groups:
             self.groups.leave(seat)
 
-    def _preempt(self) -> None:
-        """Send a running sequence back to the head of the queue, with its tokens: of the lowest priority the newest.
-        Nothing is in flight."""
-        running = [self.seats.who(seat) for seat in [*self._prefilling, *self._decoding.tolist()]]
+    def _preempt(self, seats: list[int]) -> None:
+        """Send the sequence of one of `seats` back to the head of the queue, with its tokens: of those of the lowest
+        priority the newest. Nothing is in flight."""
+        running = [self.seats.who(seat) for seat in seats]
         sequence = max(running, key=lambda one: (one.priority, one.arrival))
         seat = sequence.seat
         self.seats.move(seat)

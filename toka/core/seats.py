@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from toka.core.blocks import Ints
-from toka.core.sequence import NO_SEAT, Sequence
+from toka.core.sequence import BATCH, NO_SEAT, Sequence
 from toka.core.usage import Future
 from toka.wire import MAX_STOP_IDS
 
@@ -38,6 +38,7 @@ class Seats:
     kept       generated tokens that are in the sequence's chunks, not in `tokens`
     stops      stop ids, padded with NO_STOP
     watched    every token is reported
+    batch      it is of the batch lane
     open_ended a stop id may end it before its limit
     end        the step at which it is predicted to have given everything back
     lent       blocks of the row that another sequence answers for on the usage curve
@@ -49,6 +50,7 @@ class Seats:
         self.count = count
         self.alive = np.zeros(count, dtype=bool)
         self.watched = np.zeros(count, dtype=bool)
+        self.batch = np.zeros(count, dtype=bool)
         self.open_ended = np.zeros(count, dtype=bool)
         self.end: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
         self.lent: Ints = np.zeros(count, dtype=np.int32)
@@ -90,6 +92,7 @@ class Seats:
         self.scheduled[seat] = self.returned[seat] = self.kept[seat] = kept
         self.flying[seat] = 0
         self.limit[seat] = sequence.limit
+        self.batch[seat] = sequence.priority >= BATCH
         self.open_ended[seat] = bool(sequence.stops)
         self.stops[seat] = NO_STOP
         self.stops[seat, : len(sequence.stops)] = sequence.stops

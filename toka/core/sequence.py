@@ -9,6 +9,9 @@ from toka.core.prompt import Prompt
 from toka.wire import MAX_STOP_IDS
 
 NO_SEAT = -1
+BATCH = 1 << 20
+"""Priorities from here on are the batch lane: work that nobody waits for. It fills what the others leave, and gives way
+as soon as one of them finds no room."""
 
 
 class End(Enum):

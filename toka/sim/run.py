@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from toka.core.admission import Policy
+from toka.core.fleet import Fleet
 from toka.core.hydragen import Groups
 from toka.core.limits import Limits
 from toka.core.prompt import Prompt
@@ -93,11 +94,6 @@ class Replica:
         return State(pool.num_blocks - pool.available, scheduler.running, scheduler.waiting)
 
 
-def place(load: Longs) -> int:
-    """The replica for the next request, given what each has to do, int64[replicas]: the one with the least."""
-    return int(load.argmin())
-
-
 class Simulation:
     """One run. `run` it once, then read `meter` and `totals`."""
 
@@ -119,23 +115,18 @@ class Simulation:
         self._cached = 0
         self._busy = 0.0
         self._engine_busy = 0.0
+        hydragen = setup.hydragen
+        self._fleet = Fleet(
+            setup.replicas,
+            limits,
+            policy=setup.policy,
+            groups=(lambda: hydragen.groups(limits.page_size)) if hydragen else None,
+        )
         self._replicas = [
-            Replica(
-                index,
-                index % setup.engines,
-                Scheduler(
-                    limits,
-                    epoch=index,
-                    policy=setup.policy,
-                    groups=setup.hydragen.groups(limits.page_size) if setup.hydragen else None,
-                ),
-                Device(limits.max_seqs, limits.page_size, ends, computed),
-            )
-            for index in range(setup.replicas)
+            Replica(index, index % setup.engines, scheduler, Device(limits.max_seqs, limits.page_size, ends, computed))
+            for index, scheduler in enumerate(self._fleet.schedulers)
         ]
         self._engine_free = [0.0] * setup.engines
-        self._load: Longs = np.zeros(setup.replicas, dtype=np.int64)
-        self._place_of: Longs = np.zeros(workload.requests, dtype=np.int64)
         self._open: Longs = np.full(workload.requests, workload.samples, dtype=np.int64)
         self._events: list[tuple[float, int, int]] = []
         """A heap of (time, order of sending, replica): results come in."""
@@ -176,49 +167,42 @@ class Simulation:
             else:
                 break
         if self._open.any():
-            raise RuntimeError(f"{self._replicas[int(self._load.argmax())].scheduler!r} stands still")
+            raise RuntimeError(f"{self._fleet!r} stands still")
 
     def _arrive(self, now: float) -> None:
         """The engines take in those that have come, a turn of them."""
         engines = self.setup.engines
         count = min(int(np.searchsorted(self._arrival, now, side="right")) - self._next, TURN * engines)
-        touched: dict[int, Replica] = {}
         for _ in range(count):
-            replica = self._submit(now)
-            touched[replica.index] = replica
+            self._submit(now)
         self._door = now + count / engines * self.setup.costs.engine_request
-        self._plan_all(now, list(touched.values()))
+        self._plan_all(now, self._fleet.dispatch())
 
-    def _submit(self, now: float) -> Replica:
-        """Give the next request to a replica."""
+    def _submit(self, now: float) -> None:
+        """Take in the next request."""
         workload, request = self.workload, self._next
         self._next += 1
-        replica = self._replicas[place(self._load)]
-        self._place_of[request] = replica.index
         prompt, limit, samples = Prompt(workload.prompt(request)), int(workload.limit[request]), workload.samples
-        self._load[replica.index] += len(prompt) + samples * limit
         first = request * samples
         self.meter.arrived[first : first + samples] = self._arrival[request]
         for number in range(first, first + samples):
-            replica.scheduler.submit(Sequence(prompt, limit=limit, stops=(STOP_ID,), seed=number))
-        self._engine(replica, now, self.setup.costs.engine_request)
-        return replica
+            self._fleet.submit(Sequence(prompt, limit=limit, stops=(STOP_ID,), seed=number))
+        self._engine(request % self.setup.engines, now, self.setup.costs.engine_request)
 
     def _results(self, now: float, replica: Replica) -> None:
         """The oldest step of a replica is done."""
         step, seconds, sampled = replica.sent.popleft()
         at = max(now, self._engine_free[replica.engine])
         self.meter.advance(now)
-        progress = replica.scheduler.apply(
-            Tokens(epoch=replica.scheduler.epoch, step=step, ids=sampled.ids, busy=seconds)
-        )
+        tokens = Tokens(epoch=replica.scheduler.epoch, step=step, ids=sampled.ids, busy=seconds)
+        progress = self._fleet.apply(replica.index, tokens)
         self.meter.sampled(at, sampled.sequences)
         for over in progress.ended:
             self.meter.ended[over.sequence.seed] = at
             self._cached += over.sequence.cached
             self._over(over.sequence, now)
-        self._plan_all(now, [replica])
-        self._engine(replica, now, self.setup.costs.engine_token * len(sampled.sequences))
+        self._plan_all(now, self._fleet.dispatch() | {replica.index})
+        self._engine(replica.engine, now, self.setup.costs.engine_token * len(sampled.sequences))
 
     def _over(self, sequence: Sequence, now: float) -> None:
         """A sequence has ended, and perhaps its request."""
@@ -226,26 +210,30 @@ class Simulation:
         self._open[request] -= 1
         if self._open[request]:
             return
-        self._load[self._place_of[request]] -= len(sequence.prompt) + self.workload.samples * sequence.limit
         if self._let_in < self.workload.requests:
             self._arrival[self._let_in] = now
             self._let_in += 1
 
-    def _plan_all(self, now: float, replicas: list[Replica]) -> None:
-        """Send each replica the steps that should be in flight."""
+    def _plan_all(self, now: float, replicas: set[int]) -> None:
+        """Send each replica the steps that should be in flight; those that start sequences make room for others."""
         self.meter.advance(now)
-        for replica in replicas:
-            while (plan := replica.scheduler.plan()) is not None:
-                sampled = replica.device.run(plan)
-                self._send(now, replica, plan.step, sampled)
-            after = replica.measure()
-            self.meter.change(replica.state, after)
-            replica.state = after
+        while replicas:
+            for index in sorted(replicas):
+                self._plan(now, self._replicas[index])
+            replicas = self._fleet.dispatch()
+
+    def _plan(self, now: float, replica: Replica) -> None:
+        while (plan := self._fleet.plan(replica.index)) is not None:
+            sampled = replica.device.run(plan)
+            self._send(now, replica, plan.step, sampled)
+        after = replica.measure()
+        self.meter.change(replica.state, after)
+        replica.state = after
 
     def _send(self, now: float, replica: Replica, step: int, sampled: Sampled) -> None:
         """A plan leaves: when will its results be in?"""
         costs, meter = self.setup.costs, self.meter
-        leaves = self._engine(replica, now, costs.engine_step)
+        leaves = self._engine(replica.engine, now, costs.engine_step)
         seconds = costs.seconds(sampled.work)
         replica.free_at = max(leaves + costs.round_trip / 2, replica.free_at) + seconds
         replica.sent.append((step, seconds, sampled))
@@ -255,9 +243,9 @@ class Simulation:
         meter.rows += sampled.rows
         meter.recomputed += sampled.recomputed
 
-    def _engine(self, replica: Replica, now: float, seconds: float) -> float:
-        """The engine of a replica works; returns when it is through."""
-        through = max(now, self._engine_free[replica.engine]) + seconds
-        self._engine_free[replica.engine] = through
+    def _engine(self, engine: int, now: float, seconds: float) -> float:
+        """An engine works; returns when it is through."""
+        through = max(now, self._engine_free[engine]) + seconds
+        self._engine_free[engine] = through
         self._engine_busy += seconds
         return through
