@@ -362,10 +362,10 @@ def test_the_curve_is_what_the_running_sequences_will_use() -> None:
 
     def in_use_next() -> int:
         """What is in use, and what the next step takes."""
-        return scheduler.pool.num_blocks - scheduler.pool.available + len(scheduler._short(scheduler._decoding))
+        return scheduler.pool.used + len(scheduler._short(scheduler._decoding))
 
-    scheduler.admission.usage.advance(scheduler.steps)
-    curve = scheduler.admission.usage.ahead(in_use_next())
+    scheduler.forecast.advance(scheduler.steps)
+    curve = scheduler.forecast.usage.ahead(in_use_next())
     seen = [in_use_next()]
     while scheduler.running:
         while not replica.plan():

@@ -7,8 +7,6 @@ end has come, and if blocks run out all the same, somebody is preempted.
 
 from typing import NamedTuple
 
-from toka.core.blocks import Ints
-from toka.core.predictor import Predictor
 from toka.core.usage import Future, Usage
 
 
@@ -34,34 +32,19 @@ POLICIES = {
 
 
 class Admission:
-    """The curve, the predictor, and the decision."""
+    """The decision, under one policy."""
 
-    __slots__ = ("_limit", "_looked", "_policy", "predictor", "usage")
+    __slots__ = ("_limit", "_look_ahead")
 
-    def __init__(self, num_blocks: int, max_len: int, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, num_blocks: int, policy: Policy) -> None:
+        # Where nothing is predicted, no prediction can be too short.
         self._limit = num_blocks - int(num_blocks * policy.margin) if policy.learn else num_blocks
-        self._looked = 0
-        self.predictor = Predictor(policy.learn)
-        # A future starts when it is added or a few chunks later, and has at most max_len steps.
-        self.usage = Usage(2 * max_len)
+        self._look_ahead = policy.look_ahead
 
-    def steps(self, generated: int, limit: int, open_ended: bool) -> int:
-        """How many more tokens a sequence is predicted to generate, at least one unless it has all. One that no stop
-        id can end (not `open_ended`) generates all that it may."""
-        total = self.predictor.predict(generated, limit) if open_ended else limit
-        return total - generated
-
-    def admits(self, used: int, future: Future) -> bool:
+    def admits(self, usage: Usage, used: int, future: Future) -> bool:
         """Whether a sequence with this future may start beside `used` blocks in use. With nothing in use it may."""
         if used == 0:
             return True
-        if not self._policy.look_ahead:
+        if not self._look_ahead:
             return used + future.blocks <= self._limit
-        return self.usage.peak(used, future) <= self._limit
-
-    def look(self, step: int, generated: Ints, limit: Ints) -> None:
-        """Let the predictor look at the running sequences, every now and then."""
-        if step >= self._looked + self.predictor.pause:
-            self._looked = step
-            self.predictor.look(generated, limit)
+        return usage.peak(used, future) <= self._limit

@@ -47,6 +47,11 @@ class BlockPool:
         return self._free + len(self._retained)
 
     @property
+    def used(self) -> int:
+        """Blocks that somebody owns."""
+        return self.num_blocks - self.available
+
+    @property
     def retained(self) -> int:
         """Blocks that nobody owns, kept for their content."""
         return len(self._retained)

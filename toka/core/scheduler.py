@@ -20,7 +20,7 @@ Plans are made ahead of results: `scheduled` counts the tokens planned, `returne
   flight, and only then is the newest sequence sent back to the head of the queue with all the tokens it has made.
 """
 
-from collections import Counter, deque
+from collections import deque
 from itertools import chain, islice
 
 import numpy as np
@@ -29,6 +29,7 @@ from toka.core.admission import Admission, Policy
 from toka.core.blocks import Ints
 from toka.core.books import check
 from toka.core.depth import Depth
+from toka.core.forecast import Forecast
 from toka.core.hydragen import Groups
 from toka.core.limits import Limits
 from toka.core.prefix import Named, PrefixTree
@@ -36,7 +37,7 @@ from toka.core.progress import Diverged, Ended, Flight, News, Progress
 from toka.core.queue import Queue
 from toka.core.seats import NO_SLOT, Flags, Seats
 from toka.core.sequence import BATCH, NO_SEAT, End, Sequence
-from toka.core.usage import Future, future_of
+from toka.core.usage import Future
 from toka.wire import NO_TOKEN, Admit, Plan, Tokens, pack
 
 LOOK = 64
@@ -69,7 +70,8 @@ class Scheduler:
         self.pool = self.tree.pool
         # Twice as many seats as slots: a full batch may run while another full batch is draining.
         self.seats = Seats(2 * limits.max_seqs, limits.blocks_for(limits.max_len))
-        self.admission = Admission(limits.num_blocks, limits.max_len, policy or Policy())
+        policy = policy or Policy()
+        self.forecast = Forecast(limits, self.seats, self.pool.owners, policy.learn)
         self.groups = groups
         self.steps = 0
         self.preemptions = 0
@@ -78,7 +80,7 @@ class Scheduler:
         self._prefilling: list[int] = []
         self._leads: dict[bytes, int] = {}
         self._decoding: Ints = NOBODY
-        self._until = np.zeros(limits.num_blocks, dtype=np.int64)
+        self._admission = Admission(limits.num_blocks, policy)
         self._passed = 0
         self._crowded = False
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
@@ -166,11 +168,11 @@ class Scheduler:
         """The next step, or None: nothing to run, enough in flight, or results are needed before anything else."""
         if len(self._flights) >= self.depth.value:
             return None
-        self.admission.usage.advance(self.steps)
+        self.forecast.advance(self.steps)
         if not self._grow() or not self._give_way():
             return None
         decoding = self._decoding
-        self._look(decoding)
+        self.forecast.look(decoding)
         admitted: list[Admit] = []
         appended = self._append(decoding)
         chunks, filled = self._prefill(self.limits.max_tokens - len(decoding), admitted)
@@ -261,66 +263,6 @@ class Scheduler:
             chunk(admitted_seat)
         return chunks, np.array(filled, dtype=np.int32)
 
-    def _look(self, decoding: Ints) -> None:
-        """Learn from those that run on, and give those that outran their prediction another."""
-        seats = self.seats
-        watched = decoding[seats.open_ended[decoding]]
-        self.admission.look(self.steps, seats.scheduled[watched], seats.limit[watched])
-        for seat in decoding[seats.end[decoding] <= self.steps].tolist():
-            self._foresee_again(seat)
-
-    def _foresee(self, sequence: Sequence, fill: int, hit: Ints, new: int, budget: int) -> Future:
-        """What a waiting sequence would use if it started now, with `fill` tokens to have in the cache, of which the
-        blocks `hit` are there and `new` blocks are not. This step has room for `budget` tokens of it."""
-        limits, owners = self.limits, self.pool.owners
-        later = max(fill - len(hit) * limits.page_size - budget, 0)
-        start = self.steps + 1 - (-later // max(limits.max_tokens - self.running, 1))
-        steps = self.admission.steps(sequence.kept + 1, sequence.limit, bool(sequence.stops))
-        owned = hit[owners[hit] > 0]
-        borrowed: tuple[tuple[int, int], ...] = ()
-        if len(owned):
-            until = Counter(self._until[owned].tolist())
-            borrowed = tuple((step, count) for step, count in until.items() if step < start + steps)
-        return future_of(
-            start=start,
-            length=fill,
-            row=len(hit) + new,
-            steps=steps,
-            page=limits.page_size,
-            blocks=new + len(hit) - len(owned),
-            borrowed=borrowed,
-        )
-
-    def _foresee_again(self, seat: int) -> None:
-        """A sequence that decodes has another future than was thought."""
-        seats, sequence, old = self.seats, self.seats.who(seat), self.seats.futures[seat]
-        assert old is not None
-        row = int(seats.blocks[seat])
-        self._set_future(
-            seat,
-            future_of(
-                start=self.steps,
-                length=int(seats.length[seat]),
-                row=row,
-                steps=self.admission.steps(int(seats.scheduled[seat]), sequence.limit, bool(sequence.stops)),
-                page=self.limits.page_size,
-                blocks=row - int(seats.lent[seat]) - sum(count for _, count in old.borrowed),
-                borrowed=old.borrowed,
-            ),
-        )
-
-    def _set_future(self, seat: int, future: Future | None) -> None:
-        """Put a seat's future on the curve, in the place of the one it had."""
-        seats, usage = self.seats, self.admission.usage
-        if (old := seats.futures[seat]) is not None:
-            usage.remove(old)
-        seats.futures[seat] = future
-        if future is not None:
-            usage.add(future)
-            seats.end[seat] = future.end
-            row = seats.row(seat)
-            self._until[row] = np.maximum(self._until[row], future.end)
-
     def _admit(self, budget: int, admitted: list[Admit]) -> int | None:
         """Seat the next sequence of the queue that may start, if there is one. One that does not fit may be passed by a
         few others behind it, and then by nobody until it starts."""
@@ -338,9 +280,9 @@ class Scheduler:
             if len(hit) < len(usable) and usable[len(hit)] in self._leads:
                 continue  # somebody is about to compute its next block: it waits for that, and others may pass
             new = self.limits.blocks_for(len(fill)) - len(hit)
-            future = self._foresee(sequence, len(fill), hit, new, budget)
+            future = self.forecast.of(sequence, len(fill), hit, new, budget, self.running)
             enough = new + self.pool.idle(hit) <= self.pool.available
-            if enough and self.admission.admits(self.pool.num_blocks - self.pool.available, future):
+            if enough and self._admission.admits(self.forecast.usage, self.pool.used, future):
                 self._passed = self._passed + 1 if refused else 0
                 return self._seat(sequence, fill, hit, new, future, admitted)
             if not refused:
@@ -360,8 +302,7 @@ class Scheduler:
         seats.table[seat, : len(blocks)] = blocks
         seats.blocks[seat] = len(blocks)
         seats.published[seat] = len(hit)
-        seats.lent[seat] = len(blocks) - future.blocks - sum(count for _, count in future.borrowed)
-        self._set_future(seat, future)
+        self.forecast.start(seat, future)
         seats.filled[seat] = seats.length[seat] = len(hit) * self.limits.page_size
         if not sequence.kept:
             sequence.cached = int(seats.filled[seat])
@@ -413,10 +354,7 @@ class Scheduler:
         if len(last):
             self._stop_running(last)
         for seat in filled[seats.slot[filled] != NO_SLOT].tolist():
-            future = seats.futures[seat]
-            assert future is not None
-            if future.grows != self.steps + seats.blocks[seat] * self.limits.page_size - seats.fill[seat]:
-                self._foresee_again(seat)  # its prefill took longer than thought
+            self.forecast.filled(seat, self.steps)
             if self.groups:
                 self.groups.join(seat, seats.table[seat, : seats.published[seat]])
 
@@ -446,7 +384,7 @@ class Scheduler:
             ids = np.concatenate([ids, seats.generated(seat)])
             names = self.tree.extend(names, ids[: len(ids) - 1])[: (len(ids) - 1) // page]
         self.tree.release(seats.row(seat), names, ids, min(published, len(names)))
-        self._set_future(seat, None)
+        self.forecast.drop(seat)
         if self.groups:
             self.groups.leave(seat)
 
@@ -505,7 +443,7 @@ class Scheduler:
             if over[row]:
                 sequence.end = End.STOP if stopped[row] else End.LENGTH
                 if sequence.stops:
-                    self.admission.predictor.ended(int(self.seats.returned[seat]), sequence.limit)
+                    self.forecast.ended(int(self.seats.returned[seat]), sequence.limit)
             if sequence.watched:
                 news.append(News(sequence, token, sequence.end))
             else:
