@@ -14,7 +14,7 @@ from toka.config import Config
 from toka.engine import Engine
 from toka.errors import BadRequest, ConfigError, ContextLengthExceeded, RequestError, StartError, Unavailable
 from toka.model import ModelFolder
-from toka.request import Delta, Request, Sampling
+from toka.request import Delta, Request
 from toka.sim.loopback import Loopback
 from toka.sim.worker import pretend_tokens
 from toka.text.tokenizer import Tokenizer
@@ -81,7 +81,7 @@ async def served(
 
 
 def request(**changes: object) -> Request:
-    base = Request(id="r", prompts=[PROMPT], max_tokens=20, sampling=Sampling(seed=5), ignore_eos=True)
+    base = Request(id="r", prompts=[PROMPT], max_tokens=20, seed=5, ignore_eos=True)
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -136,7 +136,7 @@ async def test_without_a_seed_answers_differ(folder: Path) -> None:
     async with served(folder) as (engine, _):
         clients = [Client(), Client()]
         for client in clients:
-            engine.submit(request(sampling=Sampling()), client)
+            engine.submit(request(seed=None), client)
         for client in clients:
             await client.ended()
         assert clients[0].text() != clients[1].text()
@@ -333,8 +333,7 @@ async def test_many_requests_under_memory_pressure(folder: Path) -> None:
         clients = []
         for index in range(40):
             client = Client()
-            sampling = Sampling(seed=index)
-            engine.submit(request(sampling=sampling, max_tokens=100 + index, stream=index % 2 == 0), client)
+            engine.submit(request(seed=index, max_tokens=100 + index, stream=index % 2 == 0), client)
             clients.append(client)
         for index, client in enumerate(clients):
             await client.ended()

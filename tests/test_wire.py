@@ -20,10 +20,8 @@ PLAN = wire.Plan(
             stops=wire.pack([0]),
             seed=-1,
             choice=1,
-            temperature=0.5,
-            top_k=3,
-            top_p=0.9,
             prompt_len=3,
+            sampling=wire.Sampling(temperature=0.5, top_k=3, top_p=0.9),
         )
     ],
     appends=wire.pack([1, 8]),
@@ -77,9 +75,9 @@ GOLDEN: dict[str, tuple[wire.Message, str]] = {
     "agreed": (wire.Agreed(epoch=1, num_blocks=100), "93a66167726565640164"),
     "plan": (
         PLAN,
-        "9aa4706c616e0311c40404000000919a02c40c050000000600000007000000c40409000000c40400000000ff01"
-        "cb3fe000000000000003cb3feccccccccccccd03c4080100000008000000c40c020000000000000003000000c4"
-        "080000000001000000919302c40409000000ffc4080200000002000000",
+        "9aa4706c616e0311c40404000000919802c40c050000000600000007000000c40409000000c40400000000ff01"
+        "0393cb3fe000000000000003cb3feccccccccccccdc4080100000008000000c40c020000000000000003000000"
+        "c4080000000001000000919302c40409000000ffc4080200000002000000",
     ),
     "stop": (wire.Stop(reason=""), "92a473746f70a0"),
 }
@@ -150,6 +148,6 @@ def test_pack_refuses_what_is_no_int32() -> None:
 
 def test_no_message_has_a_list_of_integers() -> None:
     """Runs of integers travel as bytes."""
-    for kind in (*get_args(wire.ToEngine | wire.ToWorker), wire.Admit):
+    for kind in (*get_args(wire.ToEngine | wire.ToWorker), wire.Admit, wire.Sampling, wire.Group):
         for field in msgspec.structs.fields(kind):
             assert field.type != list[int], f"{kind.__name__}.{field.name}"

@@ -118,7 +118,7 @@ class Engine:
         """Start a request. Raises RequestError, before any work is done, if it cannot be served."""
         scheduler = self._serving()
         generation = Generation(listener, self._cancel)
-        seed = request.sampling.seed if request.sampling.seed is not None else secrets.randbits(63)
+        seed = request.seed if request.seed is not None else secrets.randbits(63)
         watched = request.stream or bool(request.stop)
         for index, prompt in enumerate(request.prompts):
             ids = np.array(prompt, dtype=np.int32)
@@ -132,9 +132,7 @@ class Engine:
                     stops=() if request.ignore_eos else self._folder.eos_ids,
                     seed=seed,
                     choice=index * request.n + sample,
-                    temperature=request.sampling.temperature,
-                    top_k=request.sampling.top_k,
-                    top_p=request.sampling.top_p,
+                    sampling=request.sampling,
                 )
                 output = TextOutput(self._tokenizer, request.stop) if watched else None
                 choice = Choice(generation, sequence.choice, sequence, output, request.stream)

@@ -5,19 +5,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from toka.errors import RequestError
+from toka.wire import Sampling
 
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How to choose tokens."""
-
-    temperature: float = 1.0
-    """0: always the most probable token."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: off."""
-    seed: int | None = None
-    """int64. None: the engine draws one for the request."""
+__all__ = ["Delta", "Generation", "Listener", "Request", "Sampling", "Server"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +21,8 @@ class Request:
     max_tokens: int | None = None
     """New tokens of each choice; None: as many as the context holds."""
     sampling: Sampling = field(default_factory=Sampling)
+    seed: int | None = None
+    """int64. None: the engine draws one for the request."""
     stop: tuple[str, ...] = ()
     """Strings that end a choice; they are not part of its text."""
     ignore_eos: bool = False

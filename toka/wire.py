@@ -168,6 +168,17 @@ class Agreed(Message, tag="agreed", frozen=True, kw_only=True):
     num_blocks: int
 
 
+class Sampling(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """How to choose tokens. The engine passes it on unread, from the request to the worker."""
+
+    temperature: float = 1.0
+    """0: the most probable token."""
+    top_k: int = 0
+    """Sample among this many most probable tokens; 0: all."""
+    top_p: float = 1.0
+    """Sample among the fewest most probable tokens whose probabilities reach this sum; 1: all."""
+
+
 class Admit(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """A sequence takes a slot. It brings everything that its steps will need and that no later plan repeats."""
 
@@ -183,14 +194,9 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """int64, the key of the noise."""
     choice: int = 0
     """Which of the request's samples this is: prompt index · n + sample index. Part of the noise's counter."""
-    temperature: float = 1.0
-    """0: the most probable token."""
-    top_k: int = 0
-    """Sample among this many most probable tokens; 0: all."""
-    top_p: float = 1.0
-    """Sample among the fewest most probable tokens whose probabilities reach this sum; 1: all."""
     prompt_len: int = 0
     """How many of `ids` the client sent; the rest was generated before a preemption."""
+    sampling: Sampling = Sampling()
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

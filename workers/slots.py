@@ -174,12 +174,13 @@ class Slots:
                 raise BadPlan(f"it admits a sequence with more than {MAX_STOP_IDS} stop ids")
             self.ids[admit.slot] = ids
             self.needed[admit.slot] = len(ids)
-            greedy = admit.temperature < GREEDY_BELOW
+            sampling = admit.sampling
+            greedy = sampling.temperature < GREEDY_BELOW
             self._greedy[admit.slot] = greedy
-            self._plain[admit.slot] = greedy or (admit.top_k == 0 and admit.top_p >= 1)
-            whole[row, :4] = admit.slot, admit.seed, admit.choice, admit.top_k
+            self._plain[admit.slot] = greedy or (sampling.top_k == 0 and sampling.top_p >= 1)
+            whole[row, :4] = admit.slot, admit.seed, admit.choice, sampling.top_k
             whole[row, 4 : 4 + len(stops)] = stops
-            real[row] = admit.temperature, admit.top_p
+            real[row] = sampling.temperature, sampling.top_p
         self.blocks[slots] = 0
         index, seed, choice, top_k, *_ = (ints := self.upload(whole)).unbind(1)
         temperature, top_p = self.upload(real).unbind(1)

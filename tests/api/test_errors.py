@@ -350,7 +350,7 @@ async def test_w_err_8_whole_decimals_are_served(app: App, server: FakeServer) -
     assert (await post(app, "completions", body)).status == 200
     request = server.requests[0]
     assert (request.prompts, request.n, request.max_tokens) == ([[1, 2]], 2, 3)
-    assert (request.sampling.seed, request.sampling.top_k) == (-7, 5)
+    assert (request.seed, request.sampling.top_k) == (-7, 5)
     assert all(type(id) is int for id in request.prompts[0])
 
 

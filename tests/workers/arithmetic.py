@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from toka.wire import Admit, pack
+from toka.wire import Admit, Sampling, pack
 from workers.attention.base import Attention
 from workers.batch import Batch
 from workers.slots import Slots
@@ -76,4 +76,6 @@ def build(max_slots: int = 4, max_blocks: int = 8, num_blocks: int = 16, page_si
 def admit(slot: int, ids: Sequence[int], blocks: Sequence[int], **fields: Any) -> Admit:
     """A greedy sequence, unless the fields say otherwise."""
     stops = pack(fields.pop("stops", ()))
-    return Admit(slot=slot, ids=pack(ids), blocks=pack(blocks), stops=stops, **({"temperature": 0.0} | fields))
+    chosen = {name: fields.pop(name) for name in Sampling.__struct_fields__ if name in fields}
+    sampling = Sampling(**({"temperature": 0.0} | chosen))
+    return Admit(slot=slot, ids=pack(ids), blocks=pack(blocks), stops=stops, sampling=sampling, **fields)

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.fakes import write_tiny_model
 from tests.workers.engine import Engine
-from toka.wire import Admit, Agreed, Failed, Loading, Plan, Ready, Stop, ToEngine, Tokens, pack, unpack
+from toka.wire import Admit, Agreed, Failed, Loading, Plan, Ready, Sampling, Stop, ToEngine, Tokens, pack, unpack
 from workers.__main__ import main
 
 PROMPTS = [[5, 17, 200, 3, 90] * 9, [250]]
@@ -48,8 +48,8 @@ def test_a_worker_runs_plans_like_transformers(engine: Engine, tmp_path: Path) -
     engine.say(Agreed(epoch=7, num_blocks=8))
     first, second = (pack(prompt) for prompt in PROMPTS)
     admits = [
-        Admit(slot=0, ids=first, blocks=pack([5, 2, 7]), temperature=0),
-        Admit(slot=2, ids=second, blocks=pack([1]), temperature=0),
+        Admit(slot=0, ids=first, blocks=pack([5, 2, 7]), sampling=Sampling(temperature=0)),
+        Admit(slot=2, ids=second, blocks=pack([1]), sampling=Sampling(temperature=0)),
     ]
     engine.say(Plan(epoch=7, step=0, admits=admits, chunks=pack([0, 0, 20])))
     engine.say(Plan(epoch=7, step=1, chunks=pack([2, 0, 1, 0, 20, 25])))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.workers.arithmetic import admit
-from toka.wire import Admit, Plan, pack
+from toka.wire import Admit, Plan, Sampling, pack
 from workers.slots import BadPlan, Slots, unpack
 
 SPARE = 16
@@ -35,9 +35,7 @@ def test_an_admit_fills_the_row_of_its_slot(slots: Slots) -> None:
                 stops=pack([1, 2]),
                 seed=-(2**63),
                 choice=11,
-                temperature=0.5,
-                top_k=40,
-                top_p=0.9,
+                sampling=Sampling(temperature=0.5, top_k=40, top_p=0.9),
             ),
             admit(0, [1], []),
         ],

@@ -101,6 +101,7 @@ class Generate(Endpoint, Generic[B]):
             n=body.n,
             max_tokens=self.max_tokens(body, prompts),
             sampling=sampling_of(body, service.defaults),
+            seed=body.seed,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             ignore_eos=body.ignore_eos,
             stream=body.stream,
@@ -177,5 +178,4 @@ def sampling_of(body: GenerationBody, defaults: Sampling) -> Sampling:
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_p=defaults.top_p if body.top_p is None else body.top_p,
         top_k=min(max(top_k, 0), MAX_TOP_K),
-        seed=defaults.seed if body.seed is None else body.seed,
     )

@@ -316,10 +316,8 @@ class Scheduler:
                 stops=np.array(sequence.stops, dtype="<i4").tobytes(),
                 seed=sequence.seed,
                 choice=sequence.choice,
-                temperature=sequence.temperature,
-                top_k=sequence.top_k,
-                top_p=sequence.top_p,
                 prompt_len=len(sequence.prompt),
+                sampling=sequence.sampling,
             )
         )
         return seat

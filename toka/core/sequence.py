@@ -6,7 +6,7 @@ import numpy as np
 
 from toka.core.blocks import Ints
 from toka.core.prompt import Prompt
-from toka.wire import MAX_STOP_IDS
+from toka.wire import MAX_STOP_IDS, Sampling
 
 NO_SEAT = -1
 BATCH = 1 << 20
@@ -44,12 +44,10 @@ class Sequence:
         "owner",
         "priority",
         "prompt",
+        "sampling",
         "seat",
         "seed",
         "stops",
-        "temperature",
-        "top_k",
-        "top_p",
         "watched",
     )
 
@@ -64,9 +62,7 @@ class Sequence:
         stops: tuple[int, ...] = (),
         seed: int = 0,
         choice: int = 0,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
+        sampling: Sampling = Sampling(),  # noqa: B008 - it is frozen
     ) -> None:
         """`limit`: new tokens, at least one. `watched`: every step's token is reported, not only the end. `owner` is
         handed back with every report. `priority`: lower numbers start first and are preempted last."""
@@ -80,9 +76,7 @@ class Sequence:
         self.stops = stops
         self.seed = seed
         self.choice = choice
-        self.temperature = temperature
-        self.top_k = top_k
-        self.top_p = top_p
+        self.sampling = sampling
         self.seat = NO_SEAT
         self.arrival = -1
         self.end: End | None = None
