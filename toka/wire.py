@@ -29,6 +29,8 @@ ANY_RANK = -1
 """A worker without a rank of its own in `Hello`: the engine gives it the first that is free."""
 MAX_STOP_IDS = 9
 """How many ids the device stops at by itself: EOS and eight more. The engine judges every end; this only saves work."""
+MAX_BIAS = 1024
+"""How many entries `Sampling.bias` and `Sampling.allowed` may have."""
 NO_TOKEN = -1
 """What a worker returns for a row whose sequence has already stopped on the device."""
 
@@ -143,6 +145,22 @@ class Beat(Message, tag="beat", frozen=True, kw_only=True):
     step: int
 
 
+class Logprobs(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Log-probabilities of n tokens, and of the most probable ones in their places. Numbers are little-endian."""
+
+    rows: bytes
+    """int32[n]: in `Tokens.logprobs` the rows of the roster; in `Tokens.prompts` the positions, in the prompt, of the
+    tokens that are scored."""
+    chosen: bytes
+    """float32[n]: of the tokens themselves."""
+    width: int
+    """The largest number of most probable tokens that any of the rows asked for."""
+    ids: bytes
+    """int32[n, width]: the most probable tokens, in falling order; of equals the lowest id first."""
+    values: bytes
+    """float32[n, width]: theirs. A token that is both sampled and in here has the very same float in both places."""
+
+
 class Tokens(Message, tag="tokens", frozen=True, kw_only=True):
     """What one step sampled."""
 
@@ -156,6 +174,11 @@ class Tokens(Message, tag="tokens", frozen=True, kw_only=True):
     """Seconds the device worked on the step."""
     gap: float = 0.0
     """Seconds the device stood idle before it."""
+    logprobs: Logprobs | None = None
+    """Of the rows whose sequences ask for it and that sampled a token."""
+    prompts: list[tuple[int, Logprobs]] = []
+    """(index into the plan's chunks, the tokens of the prompt that the chunk has scored): the chunk over positions
+    [start, end) scores those at start + 1 … min(end, prompt_len − 1)."""
 
 
 # Engine → worker
@@ -177,6 +200,29 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Sample among this many most probable tokens; 0: all."""
     top_p: float = 1.0
     """Sample among the fewest most probable tokens whose probabilities reach this sum; 1: all."""
+    min_p: float = 0.0
+    """Sample among the tokens at least this share as probable as the most probable one; 0: all."""
+    repetition_penalty: float = 1.0
+    """Divides the positive logits, and multiplies the negative ones, of tokens in the prompt or the answer; 1: off."""
+    presence_penalty: float = 0.0
+    """Taken from the logits of tokens in the answer."""
+    frequency_penalty: float = 0.0
+    """Taken from the logits of tokens in the answer as often as they are there."""
+    bias_ids: bytes = b""
+    """int32[≤ MAX_BIAS]: tokens whose logits are changed."""
+    bias: bytes = b""
+    """float32[≤ MAX_BIAS], little-endian: what is added to them, before the temperature."""
+    allowed: bytes = b""
+    """int32[≤ MAX_BIAS]: the only tokens that may be sampled; none: all may."""
+    min_tokens: int = 0
+    """Generated tokens before which none of `blocked` is sampled."""
+    blocked: bytes = b""
+    """int32[n]: the ids that end the sequence."""
+    logprobs: int = -1
+    """Report the log-probability of each sampled token (log-softmax of the raw logits, before all of the above) and
+    of this many most probable ones; -1: nothing."""
+    prompt_logprobs: int = -1
+    """The same for each token of the prompt but the first. Such a sequence takes nothing from the prefix cache."""
 
 
 class Admit(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
