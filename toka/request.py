@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from toka.errors import RequestError
 from toka.wire import Sampling
 
-__all__ = ["Delta", "Generation", "Listener", "Request", "Sampling", "Server"]
+__all__ = ["Delta", "Generation", "Listener", "Request", "Sampling", "Score", "Server"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,25 @@ class Request:
     """int64. None: the engine draws one for the request."""
     stop: tuple[str, ...] = ()
     """Strings that end a choice; they are not part of its text."""
+    include_stop: bool = False
+    """Leave the stop string that ended a choice in its text."""
+    stop_ids: tuple[int, ...] = ()
+    """Token ids that end a choice, besides the model's own. Their text is not part of it."""
     ignore_eos: bool = False
     stream: bool = False
     """Deliver text as it comes; otherwise once, at the end of each choice."""
+    priority: int = 0
+    """Lower numbers start first."""
+    cache_salt: str = ""
+    """Requests of different salts share no cached prefix."""
+
+
+class Score(NamedTuple):
+    """What the model thought of one token: natural logarithms of probabilities, finite or -inf."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+    """The most probable tokens in its place, (id, logprob), in falling order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +57,15 @@ class Delta:
     """Sampled tokens of this choice so far, the one that ended it included."""
     finish_reason: str | None = None
     """`stop` or `length` in the last delta of the choice, else None."""
-    stop_reason: str | None = None
-    """The stop string that ended the choice; None for EOS and length."""
+    stop_reason: str | int | None = None
+    """The stop string, or the id of `stop_ids`, that ended the choice; None for EOS and length."""
     ids: Sequence[int] = ()
     """Tokens since the last delta of this choice, the one that ended it included."""
+    scores: Sequence[Score] = ()
+    """One for each of `ids`, if `sampling.logprobs` asks for them."""
+    prompt_scores: Sequence[Score] = ()
+    """In the first delta of a choice, if `sampling.prompt_logprobs` asks for them: one for each token of its prompt but
+    the first."""
 
 
 class Listener(Protocol):
