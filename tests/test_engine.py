@@ -14,7 +14,7 @@ from toka.config import Config
 from toka.engine import Engine
 from toka.errors import BadRequest, ConfigError, ContextLengthExceeded, RequestError, StartError, Unavailable
 from toka.model import ModelFolder
-from toka.request import Delta, Request
+from toka.request import Delta, Request, Sampling
 from toka.sim.loopback import Loopback
 from toka.sim.worker import pretend_tokens
 from toka.text.tokenizer import Tokenizer
@@ -339,3 +339,95 @@ async def test_many_requests_under_memory_pressure(folder: Path) -> None:
             await client.ended()
             assert client.text() == text(tokens(100 + index, seed=index))
         assert int(str(engine.info()["preemptions_total"])) > 0
+
+
+async def test_a_stop_id_ends_an_answer_and_is_named(folder: Path) -> None:
+    """Its text is not part of the answer; `stop_reason` says which it was."""
+    whole = tokens(20)
+    for stream in (False, True):
+        async with served(folder) as (engine, _):
+            client = Client()
+            engine.submit(request(stop_ids=(whole[6],), stream=stream), client)
+            await client.ended()
+            count = whole.index(whole[6]) + 1
+            assert client.text() == text(whole[: count - 1])
+            assert (client.last().finish_reason, client.last().stop_reason) == ("stop", whole[6])
+            assert client.last().tokens == count
+
+
+async def test_more_stop_ids_than_the_device_knows(folder: Path) -> None:
+    """The engine judges every end."""
+    async with served(folder) as (engine, _):
+        client = Client()
+        engine.submit(request(stop_ids=tuple(range(20, 256)), max_tokens=500), client)
+        await client.ended()
+        first = next(index for index, token in enumerate(tokens(500)) if token >= 20)
+        assert client.last().tokens == first + 1
+        assert client.last().stop_reason == tokens(500)[first]
+
+
+async def test_a_stop_string_may_be_left_in(folder: Path) -> None:
+    """And before min_tokens it ends nothing."""
+    whole = tokens(400)
+    pair = next(i for i in range(20, 400) if all(32 < token < 127 for token in whole[i : i + 2]))
+    stop = text(whole[pair : pair + 2])
+    first = text(whole).find(stop)
+    async with served(folder) as (engine, _):
+        client = Client()
+        engine.submit(request(stop=(stop,), include_stop=True, max_tokens=400), client)
+        await client.ended()
+        assert client.text() == text(whole)[:first] + stop
+        late = Client()
+        engine.submit(request(stop=(stop,), max_tokens=pair + 4, sampling=Sampling(min_tokens=pair + 3)), late)
+        await late.ended()
+        assert late.last().finish_reason == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_scores_come_with_the_tokens_they_are_of(folder: Path, stream: bool) -> None:
+    """One for each token, and one for each token of the prompt but the first; preemption doubles none."""
+    sampling = Sampling(logprobs=2, prompt_logprobs=1)
+    config = Config(kv_cache_num_tokens=512, max_tokens_per_forward=16, look_ahead=False)
+    async with served(folder, config) as (engine, _):
+        clients = [Client() for _ in range(6)]
+        for client in clients:
+            engine.submit(request(stream=stream, sampling=sampling, max_tokens=200), client)
+        for client in clients:
+            await client.ended()
+            ids = [id for delta in client.deltas for id in delta.ids]
+            scores = [score for delta in client.deltas for score in delta.scores]
+            prompt = [score for delta in client.deltas for score in delta.prompt_scores]
+            assert ids == tokens(200)
+            assert [score.logprob for score in scores] == [-id / 256 for id in ids]
+            assert [score.top for score in scores] == [[(id, -id / 256), (id + 1, -(id + 1) / 256)] for id in ids]
+            assert [score.logprob for score in prompt] == [-id / 256 for id in PROMPT[1:]]
+            assert all(len(delta.ids) == len(delta.scores) for delta in client.deltas)
+        assert int(str(engine.info()["preemptions_total"])) > 0
+
+
+async def test_tokens_wait_for_their_text(folder: Path) -> None:
+    """A delta brings the tokens whose text it releases, and not those whose text may still become a stop string."""
+    whole = tokens(60)
+    start = next(i for i in range(5, 60) if all(32 < token < 127 for token in whole[i : i + 2]))
+    never = chr(whole[start]) + chr(whole[start + 1]) + "\x00\x00"
+    async with served(folder) as (engine, _):
+        client = Client()
+        engine.submit(request(stop=(never,), stream=True, max_tokens=60), client)
+        await client.ended()
+        seen = 0
+        for delta in client.deltas[:-1]:
+            seen += len(delta.ids)
+            assert not text(whole[:seen]).endswith((never[:1], never[:2]))
+        assert [id for delta in client.deltas for id in delta.ids] == whole
+
+
+async def test_salts_share_no_prefix(folder: Path) -> None:
+    """What one tenant asked is not found by another."""
+    async with served(folder) as (engine, _):
+        found = []
+        for salt in ("a", "a", "b"):
+            client = Client()
+            generation = engine.submit(request(cache_salt=salt), client)
+            await client.ended()
+            found.append(generation.cached_tokens)
+        assert found == [0, 16, 0]

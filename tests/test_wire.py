@@ -21,7 +21,22 @@ PLAN = wire.Plan(
             seed=-1,
             choice=1,
             prompt_len=3,
-            sampling=wire.Sampling(temperature=0.5, top_k=3, top_p=0.9),
+            sampling=wire.Sampling(
+                temperature=0.5,
+                top_k=3,
+                top_p=0.9,
+                min_p=0.25,
+                repetition_penalty=1.5,
+                presence_penalty=-0.5,
+                frequency_penalty=0.5,
+                bias_ids=wire.pack([1]),
+                bias=b"\0\0\x80?",
+                allowed=wire.pack([1]),
+                min_tokens=2,
+                blocked=wire.pack([0]),
+                logprobs=5,
+                prompt_logprobs=0,
+            ),
         )
     ],
     appends=wire.pack([1, 8]),
@@ -29,6 +44,10 @@ PLAN = wire.Plan(
     decode=wire.pack([0, 1]),
     groups=[wire.Group(id=2, blocks=wire.pack([9]))],
     members=wire.pack([2, 2]),
+)
+
+LOGPROBS = wire.Logprobs(
+    rows=wire.pack([0]), chosen=b"\0\0\x80\xbf", width=1, ids=wire.pack([7]), values=b"\0\0\x80\xbf"
 )
 
 GOLDEN: dict[str, tuple[wire.Message, str]] = {
@@ -69,15 +88,26 @@ GOLDEN: dict[str, tuple[wire.Message, str]] = {
     "failed": (wire.Failed(epoch=1, rank=0, reason="x"), "94a66661696c65640100a178"),
     "beat": (wire.Beat(epoch=1, rank=0, step=-1), "94a4626561740100ff"),
     "tokens": (
-        wire.Tokens(epoch=1, step=2, ids=wire.pack([7, -1]), busy=0.25),
-        "97a6746f6b656e730102c40807000000ffffffffc400cb3fd0000000000000cb0000000000000000",
+        wire.Tokens(
+            epoch=1,
+            step=2,
+            ids=wire.pack([7, -1]),
+            busy=0.25,
+            logprobs=LOGPROBS,
+            prompts=[(0, LOGPROBS)],
+        ),
+        "99a6746f6b656e730102c40807000000ffffffffc400cb3fd0000000000000cb000000000000000095c4040000"
+        "0000c404000080bf01c40407000000c404000080bf91920095c40400000000c404000080bf01c40407000000c4"
+        "04000080bf",
     ),
     "agreed": (wire.Agreed(epoch=1, num_blocks=100), "93a66167726565640164"),
     "plan": (
         PLAN,
         "9aa4706c616e0311c40404000000919802c40c050000000600000007000000c40409000000c40400000000ff01"
-        "0393cb3fe000000000000003cb3feccccccccccccdc4080100000008000000c40c020000000000000003000000"
-        "c4080000000001000000919302c40409000000ffc4080200000002000000",
+        "039ecb3fe000000000000003cb3feccccccccccccdcb3fd0000000000000cb3ff8000000000000cbbfe0000000"
+        "000000cb3fe0000000000000c40401000000c4040000803fc4040100000002c404000000000500c40801000000"
+        "08000000c40c020000000000000003000000c4080000000001000000919302c40409000000ffc4080200000002"
+        "000000",
     ),
     "stop": (wire.Stop(reason=""), "92a473746f70a0"),
 }
@@ -108,6 +138,14 @@ def test_a_plan_from_before_groups_is_read() -> None:
     """Its last two fields are missing and have their defaults."""
     old = wire.decode_to_worker(bytes.fromhex("98a4706c616e0300c40090c400c400c0"))
     assert old == wire.Plan(epoch=3, step=0)
+
+
+def test_tokens_from_before_there_were_scores_are_read() -> None:
+    """Missing fields have their defaults."""
+    old = wire.decode_to_engine(
+        bytes.fromhex("97a6746f6b656e730102c40807000000ffffffffc400cb3fd0000000000000cb0000000000000000")
+    )
+    assert old == wire.Tokens(epoch=1, step=2, ids=wire.pack([7, -1]), busy=0.25)
 
 
 def test_an_old_reader_reads_a_longer_message() -> None:
@@ -148,6 +186,6 @@ def test_pack_refuses_what_is_no_int32() -> None:
 
 def test_no_message_has_a_list_of_integers() -> None:
     """Runs of integers travel as bytes."""
-    for kind in (*get_args(wire.ToEngine | wire.ToWorker), wire.Admit, wire.Sampling, wire.Group):
+    for kind in (*get_args(wire.ToEngine | wire.ToWorker), wire.Admit, wire.Sampling, wire.Group, wire.Logprobs):
         for field in msgspec.structs.fields(kind):
             assert field.type != list[int], f"{kind.__name__}.{field.name}"

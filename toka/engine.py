@@ -15,6 +15,7 @@ import logging
 import secrets
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 
 from toka.config import Config
@@ -29,7 +30,7 @@ from toka.errors import BadRequest, ConfigError, ContextLengthExceeded, StartErr
 from toka.generation import Choice, Generation
 from toka.link import Wire
 from toka.model import ModelFolder
-from toka.request import Listener, Request
+from toka.request import Listener, Request, Sampling
 from toka.text.output import TextOutput
 from toka.text.tokenizer import Tokenizer
 from toka.wire import (
@@ -45,6 +46,7 @@ from toka.wire import (
     ToEngine,
     Tokens,
     Welcome,
+    pack,
 )
 
 log = logging.getLogger("toka.engine")
@@ -119,23 +121,29 @@ class Engine:
         scheduler = self._serving()
         generation = Generation(listener, self._cancel)
         seed = request.seed if request.seed is not None else secrets.randbits(63)
-        watched = request.stream or bool(request.stop)
+        sampling = self._sampling(request)
+        stops = () if request.ignore_eos else self._folder.eos_ids
+        stops += tuple(id for id in request.stop_ids if id not in stops)
+        scored = sampling.logprobs >= 0 or sampling.prompt_logprobs >= 0
+        watched = request.stream or bool(request.stop) or scored or len(stops) > MAX_STOP_IDS
         for index, prompt in enumerate(request.prompts):
             ids = np.array(prompt, dtype=np.int32)
             limit = self._limit(request, ids)
-            shared = Prompt(ids)
+            shared = Prompt(ids, request.cache_salt)
             for sample in range(request.n):
                 sequence = Sequence(
                     shared,
                     limit=limit,
                     watched=watched,
-                    stops=() if request.ignore_eos else self._folder.eos_ids,
+                    uncached=sampling.prompt_logprobs >= 0,
+                    priority=request.priority,
+                    stops=stops[:MAX_STOP_IDS],
                     seed=seed,
                     choice=index * request.n + sample,
-                    sampling=request.sampling,
+                    sampling=sampling,
                 )
-                output = TextOutput(self._tokenizer, request.stop) if watched else None
-                choice = Choice(generation, sequence.choice, sequence, output, request.stream)
+                output = TextOutput(self._tokenizer) if watched else None
+                choice = Choice(generation, sequence.choice, sequence, output, request)
                 sequence.owner = choice
                 generation.add(choice)
         for choice in generation.choices:
@@ -275,6 +283,13 @@ class Engine:
             raise Unavailable("The model is not loaded yet; try again in a moment.")
         return self._scheduler
 
+    def _sampling(self, request: Request) -> Sampling:
+        """The request's, with the ids that may not be sampled before its min_tokens."""
+        if request.sampling.min_tokens == 0:
+            return request.sampling
+        ends = {*self._folder.eos_ids, *request.stop_ids}
+        return msgspec.structs.replace(request.sampling, blocked=pack(sorted(ends)))
+
     def _limit(self, request: Request, prompt: Ints) -> int:
         """New tokens that each sample of a prompt may have. Raises BadRequest."""
         assert self._worker
@@ -350,12 +365,16 @@ class Engine:
         batch, self._progress = self._progress, []
         told: dict[Generation, None] = {}
         for progress in batch:
-            for sequence, token, end in progress.news:
+            for sequence, scores in progress.scored:
+                choice = sequence.owner
+                assert isinstance(choice, Choice)
+                choice.score_prompt(scores)
+            for sequence, token, end, score in progress.news:
                 choice = sequence.owner
                 assert isinstance(choice, Choice)
                 if choice.over:
                     continue
-                delta, stopped = choice.token(token, end)
+                delta, stopped = choice.token(token, end, score)
                 if stopped:
                     self._finish(sequence)
                 if delta:

@@ -1,12 +1,13 @@
 """A request in flight: its choices, and how their tokens become text."""
 
+from bisect import bisect_right
 from collections.abc import Callable
 from typing import Protocol
 
 from toka.core.blocks import Ints
 from toka.core.sequence import End, Sequence
 from toka.errors import RequestError
-from toka.request import Delta, Listener
+from toka.request import Delta, Listener, Request, Score
 from toka.text.output import TextOutput
 
 
@@ -19,56 +20,105 @@ class Decoder(Protocol):
 class Choice:
     """One answer of a request. The owner of a sequence."""
 
-    __slots__ = ("_ids", "_output", "_text", "generation", "index", "over", "sequence", "streams", "tokens")
+    __slots__ = (
+        "_ids",
+        "_marks",
+        "_output",
+        "_prompt_scores",
+        "_request",
+        "_scored",
+        "_scores",
+        "_text",
+        "generation",
+        "index",
+        "over",
+        "sequence",
+        "tokens",
+    )
 
     def __init__(
-        self, generation: "Generation", index: int, sequence: Sequence, output: TextOutput | None, streams: bool
+        self, generation: "Generation", index: int, sequence: Sequence, output: TextOutput | None, request: Request
     ) -> None:
-        """`output` makes text token by token, for answers that stream or may meet a stop string. Without `streams` the
-        text is withheld until the end."""
+        """`output` makes text token by token, for answers that stream or that some text or id may end. One that does
+        not stream is withheld until its end."""
         self.generation = generation
         self.index = index
         self.sequence = sequence
-        self.streams = streams
         self.tokens = 0
         self.over = False
+        self._request = request
         self._output = output
         self._text: list[str] = []
         self._ids: list[int] = []
+        self._marks: list[int] = []
+        self._scores: list[Score] = []
+        self._scored = 0
+        self._prompt_scores: list[Score] = []
+        if output is not None and request.stop and request.sampling.min_tokens == 0:
+            output.arm(request.stop)
 
-    def token(self, token: int, end: End | None) -> tuple[Delta | None, bool]:
-        """One more token. Returns the news, if there is any to tell, and whether a stop string has ended the choice
-        while its sequence still runs."""
-        assert self._output is not None
+    def score_prompt(self, scores: list[tuple[int, Score]]) -> None:
+        """Tokens of the prompt, by position. They come in order; after a preemption they may come again."""
+        for position, score in scores:
+            if position == self._scored + 1:
+                self._scored = position
+                self._prompt_scores.append(score)
+
+    def token(self, token: int, end: End | None, score: Score | None = None) -> tuple[Delta | None, bool]:
+        """One more token. Returns the news, if there is any to tell, and whether its text or its id has ended the
+        choice while its sequence still runs."""
+        output, request = self._output, self._request
+        assert output is not None
         self.tokens += 1
         self._ids.append(token)
-        stop = None
-        if end is not End.STOP:  # the text of an id that ends an answer is not part of it
-            text, stop, _ = self._output.push((token,))
+        if score is not None:
+            self._scores.append(score)
+        stop: str | int | None = None
+        if end is End.STOP or (token in request.stop_ids and self.tokens > request.sampling.min_tokens):
+            # The text of an id that ends an answer is not part of it.
+            stop = token if token in request.stop_ids else None
+            self.over = True
+        else:
+            text, stop, _ = output.push((token,))
             if text:
                 self._text.append(text)
-        if stop is None and end is not None:
-            self._text.append(self._output.finish())
-            stop = self._output.stop
-        self.over = stop is not None or end is not None
+            self._marks.append(output.mark)
+            self.over = stop is not None or end is not None
         if self.over:
-            reason = End.STOP.value if stop is not None or end is None else end.value
-            return self._delta(reason, stop), end is None
-        return (self._delta() if self.streams and self._text else None), False
+            if not isinstance(stop, str):
+                self._text.append(output.finish())
+                stop = output.stop if output.stop is not None else stop
+            if isinstance(stop, str) and request.include_stop:
+                self._text.append(stop)
+            reason = End.LENGTH if stop is None and end is End.LENGTH else End.STOP
+            return self._delta(reason.value, stop), end is None
+        if request.stop and self.tokens == request.sampling.min_tokens:
+            output.arm(request.stop)
+        return (self._delta() if request.stream and self._text else None), False
 
-    def _delta(self, reason: str | None = None, stop: str | None = None) -> Delta:
-        """All that has gathered since the last one."""
+    def _delta(self, reason: str | None = None, stop: str | int | None = None) -> Delta:
+        """All text that has gathered, and the tokens whose text is out with it; at the end all of them."""
+        assert self._output is not None
         text, self._text = "".join(self._text), []
-        ids, self._ids = self._ids, []
-        return Delta(self.index, text, self.tokens, reason, stop, ids)
+        count = len(self._ids)
+        if reason is None and self._output.mark > self._output.released:
+            count = bisect_right(self._marks, self._output.released)
+        ids, self._ids = self._ids[:count], self._ids[count:]
+        scores, self._scores = self._scores[:count], self._scores[count:]
+        prompt, self._prompt_scores = self._prompt_scores, []
+        del self._marks[:count]
+        return Delta(self.index, text, self.tokens, reason, stop, ids, scores, prompt)
 
     def whole(self, tokens: Ints, end: End, decoder: Decoder) -> Delta:
         """All of an answer at once."""
         self.over = True
         self.tokens = len(tokens)
         ids = tokens.tolist()
+        stop = None
         text = decoder.decode(ids[:-1] if end is End.STOP else ids)
-        return Delta(self.index, text, self.tokens, end.value, None, ids)
+        if end is End.STOP and ids[-1] in self._request.stop_ids:
+            stop = ids[-1]
+        return Delta(self.index, text, self.tokens, end.value, stop, ids)
 
 
 class Generation:

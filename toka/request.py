@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from toka.core.progress import Score
 from toka.errors import RequestError
 from toka.wire import Sampling
 
@@ -36,14 +37,6 @@ class Request:
     """Lower numbers start first."""
     cache_salt: str = ""
     """Requests of different salts share no cached prefix."""
-
-
-class Score(NamedTuple):
-    """What the model thought of one token: natural logarithms of probabilities, finite or -inf."""
-
-    logprob: float
-    top: list[tuple[int, float]]
-    """The most probable tokens in its place, (id, logprob), in falling order."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from collections import deque
 from itertools import chain, islice
 
 import numpy as np
+from numpy.typing import NDArray
 
 from toka.core.admission import Admission, Policy
 from toka.core.blocks import Ints
@@ -33,7 +34,7 @@ from toka.core.forecast import Forecast
 from toka.core.hydragen import Groups
 from toka.core.limits import Limits
 from toka.core.prefix import Named, PrefixTree
-from toka.core.progress import Diverged, Ended, Flight, News, Progress
+from toka.core.progress import Diverged, Ended, Flight, News, Progress, Score, Scored, unpack_scores
 from toka.core.queue import Queue
 from toka.core.seats import NO_SLOT, Flags, Seats
 from toka.core.sequence import BATCH, NO_SEAT, End, Sequence
@@ -175,7 +176,7 @@ class Scheduler:
         self.forecast.look(decoding)
         admitted: list[Admit] = []
         appended = self._append(decoding)
-        chunks, filled = self._prefill(self.limits.max_tokens - len(decoding), admitted)
+        chunks, chunked, filled = self._prefill(self.limits.max_tokens - len(decoding), admitted)
         roster = np.concatenate([filled, decoding]) if len(filled) else decoding
         if not chunks and not len(decoding):
             return None
@@ -195,7 +196,7 @@ class Scheduler:
         )
         self._sent = rows
         self._released = []
-        self._flights.append(Flight(self.steps, roster))
+        self._flights.append(Flight(self.steps, roster, chunked))
         self.steps += 1
         self._advance(filled, decoding)
         return plan
@@ -237,10 +238,11 @@ class Scheduler:
         self.seats.blocks[short] += 1
         return np.stack([self.seats.slot[short], blocks], axis=1).astype("<i4").tobytes()
 
-    def _prefill(self, budget: int, admitted: list[Admit]) -> tuple[list[tuple[int, int, int]], Ints]:
+    def _prefill(self, budget: int, admitted: list[Admit]) -> tuple[list[tuple[int, int, int]], list[Sequence], Ints]:
         """Spend up to `budget` tokens on prompts: first those begun, then new ones in the order of their arrival.
-        Returns the chunks (slot, start, length) and the seats that are filled with this step."""
+        Returns the chunks (slot, start, length), whose they are, and the seats that are filled with this step."""
         chunks: list[tuple[int, int, int]] = []
+        sequences: list[Sequence] = []
         filled: list[int] = []
         seats = self.seats
 
@@ -250,6 +252,7 @@ class Scheduler:
             count = min(budget, fill - start)
             budget -= count
             chunks.append((int(seats.slot[seat]), start, count))
+            sequences.append(seats.who(seat))
             seats.filled[seat] = seats.length[seat] = start + count
             self._publish(seat)
             if start + count == fill:
@@ -261,7 +264,7 @@ class Scheduler:
             chunk(seat)
         while budget > 0 and (admitted_seat := self._admit(budget, admitted)) is not None:
             chunk(admitted_seat)
-        return chunks, np.array(filled, dtype=np.int32)
+        return chunks, sequences, np.array(filled, dtype=np.int32)
 
     def _admit(self, budget: int, admitted: list[Admit]) -> int | None:
         """Seat the next sequence of the queue that may start, if there is one. One that does not fit may be passed by a
@@ -276,6 +279,8 @@ class Scheduler:
             sequence.names = self.tree.extend(self.tree.digests(sequence.prompt), fill)
             # The last token is run again for its logits, so its block is never taken from the tree.
             usable = sequence.names[: (len(fill) - 1) // self.limits.page_size]
+            if sequence.uncached:
+                usable = []
             hit = self.tree.match(usable, fill)
             if len(hit) < len(usable) and usable[len(hit)] in self._leads:
                 continue  # somebody is about to compute its next block: it waits for that, and others may pass
@@ -405,7 +410,7 @@ class Scheduler:
         if not self._flights or tokens.step != self._flights[0].step:
             awaited = self._flights[0].step if self._flights else "none"
             raise Diverged(f"results of step {tokens.step} came, those of step {awaited} are awaited")
-        roster = self._flights.popleft().roster
+        _, roster, chunked = self._flights.popleft()
         ids: Ints = np.frombuffer(tokens.ids, dtype="<i4").astype(np.int32)
         if len(ids) != len(roster) or tokens.counts:
             raise Diverged(f"step {tokens.step} has {len(roster)} rows, its results {len(ids)}")
@@ -414,13 +419,15 @@ class Scheduler:
         seats = self.seats
         seats.flying[roster] -= 1
         alive = seats.alive[roster]
-        live, ids = roster[alive], ids[alive]
+        rows = np.flatnonzero(alive)
+        live, ids = roster[rows], ids[rows]
         if (ids == NO_TOKEN).any():
             raise Diverged(f"step {tokens.step} brought no token for a sequence that has not ended")
         seats.store(live, ids)
         stopped = (seats.stops[live] == ids[:, None]).any(axis=1)
         over = stopped | (seats.returned[live] >= seats.limit[live])
-        progress = self._report(live, ids, stopped, over)
+        scores = dict(unpack_scores(tokens.logprobs)) if tokens.logprobs else None
+        progress = self._report(live, ids, stopped, over, rows, scores)
 
         ended = live[over]
         if len(ended):
@@ -429,9 +436,20 @@ class Scheduler:
         if len(ended) or not alive.all():
             for seat in roster[~seats.alive[roster] & (seats.flying[roster] == 0)].tolist():
                 seats.leave(seat)
+        for chunk, logprobs in tokens.prompts:
+            if not chunked[chunk].end:
+                progress.scored.append(Scored(chunked[chunk], unpack_scores(logprobs)))
         return progress
 
-    def _report(self, live: Ints, ids: Ints, stopped: Flags, over: Flags) -> Progress:
+    def _report(
+        self,
+        live: Ints,
+        ids: Ints,
+        stopped: Flags,
+        over: Flags,
+        places: NDArray[np.int64],
+        scores: dict[int, Score] | None,
+    ) -> Progress:
         """What the step means for its sequences. Python runs for rows that are watched or over, not for the others."""
         news: list[News] = []
         ended: list[Ended] = []
@@ -443,11 +461,12 @@ class Scheduler:
                 if sequence.stops:
                     self.forecast.ended(int(self.seats.returned[seat]), sequence.limit)
             if sequence.watched:
-                news.append(News(sequence, token, sequence.end))
+                score = scores.get(int(places[row])) if scores else None
+                news.append(News(sequence, token, sequence.end, score))
             else:
                 assert sequence.end
                 ended.append(Ended(sequence, sequence.end, self.seats.generated(seat)))
-        return Progress(news, ended)
+        return Progress(news, ended, [])
 
     def check(self) -> None:
         """Prove that the books balance. Raises AssertionError."""

@@ -48,6 +48,7 @@ class Sequence:
         "seat",
         "seed",
         "stops",
+        "uncached",
         "watched",
     )
 
@@ -58,6 +59,7 @@ class Sequence:
         limit: int,
         owner: object = None,
         watched: bool = False,
+        uncached: bool = False,
         priority: int = 0,
         stops: tuple[int, ...] = (),
         seed: int = 0,
@@ -65,13 +67,15 @@ class Sequence:
         sampling: Sampling = Sampling(),  # noqa: B008 - it is frozen
     ) -> None:
         """`limit`: new tokens, at least one. `watched`: every step's token is reported, not only the end. `owner` is
-        handed back with every report. `priority`: lower numbers start first and are preempted last."""
+        handed back with every report. `uncached`: all of its prompt must be run. `priority`: lower numbers start first
+        and are preempted last."""
         assert limit > 0
         assert len(stops) <= MAX_STOP_IDS
         self.prompt = prompt
         self.limit = limit
         self.owner = owner
         self.watched = watched
+        self.uncached = uncached
         self.priority = priority
         self.stops = stops
         self.seed = seed

@@ -25,15 +25,18 @@ from toka.wire import (
     Beat,
     Group,
     Hello,
+    Logprobs,
     Message,
     Plan,
     Ready,
     Refused,
+    Sampling,
     Stop,
     Tokens,
     Welcome,
     decode_to_worker,
     encode,
+    pack,
 )
 
 Ints = NDArray[np.int32]
@@ -56,6 +59,18 @@ def pretend_tokens(seeds: Longs, choices: Longs, positions: Longs, vocab_size: i
         x ^= x >> np.uint64(31)
     tokens: Longs = (x % np.uint64(vocab_size)).astype(np.int64)
     return tokens
+
+
+def pretend_scores(rows: list[int], tokens: list[int], width: int) -> Logprobs:
+    """Log-probabilities that a test can tell: -token / 256 for a token, and for its rivals the next ids and values."""
+    best = [[token + rank for rank in range(width)] for token in tokens]
+    return Logprobs(
+        rows=pack(rows),
+        chosen=np.array([-token / 256 for token in tokens], "<f4").tobytes(),
+        width=width,
+        ids=pack(id for ids in best for id in ids),
+        values=np.array([[-id / 256 for id in ids] for ids in best], "<f4").tobytes(),
+    )
 
 
 class PretendWorker:
@@ -85,6 +100,8 @@ class PretendWorker:
         self.largest_step = 0
         self.groups: dict[int, Group] = {}
         self.group: dict[int, int] = {}
+        self.scored: dict[int, Sampling] = {}
+        self.prompts: dict[int, list[int]] = {}
 
     def run(self, plan: Plan) -> Tokens:
         """Apply a plan and sample its roster."""
@@ -119,8 +136,30 @@ class PretendWorker:
                 if not self.dead[slot]:
                     self.history[slot].append(token)
         ids[dead] = NO_TOKEN
+        logprobs = self._score(roster, ids)
+        prompts = self._score_prompts(chunks)
         self.dead[roster] |= (self.stops[roster] == ids[:, None]).any(axis=1)
-        return Tokens(epoch=plan.epoch, step=plan.step, ids=ids.astype("<i4").tobytes())
+        return Tokens(
+            epoch=plan.epoch, step=plan.step, ids=ids.astype("<i4").tobytes(), logprobs=logprobs, prompts=prompts
+        )
+
+    def _score(self, roster: Ints, ids: Longs) -> Logprobs | None:
+        """Made-up log-probabilities for the rows that ask: those of `pretend_scores`."""
+        rows = [row for row, slot in enumerate(roster.tolist()) if slot in self.scored and ids[row] != NO_TOKEN]
+        if not rows:
+            return None
+        width = max(self.scored[slot].logprobs for slot in roster[rows].tolist())
+        return None if width < 0 else pretend_scores(rows, ids[rows].tolist(), width)
+
+    def _score_prompts(self, chunks: Ints) -> list[tuple[int, Logprobs]]:
+        scores = []
+        for index, (slot, start, count) in enumerate(chunks.tolist()):
+            if slot in self.scored and self.scored[slot].prompt_logprobs >= 0:
+                prompt = self.prompts[slot]
+                positions = range(start + 1, min(start + count, len(prompt) - 1) + 1)
+                tokens = [prompt[position] for position in positions]
+                scores.append((index, pretend_scores(list(positions), tokens, self.scored[slot].prompt_logprobs)))
+        return scores
 
     def _regroup(self, plan: Plan) -> None:
         """Follow which slots share a prefix; an audit proves that they do."""
@@ -151,6 +190,10 @@ class PretendWorker:
         assert not self.taken[slot], f"slot {slot} given twice"
         self.taken[slot] = True
         self.dead[slot] = False
+        self.scored.pop(slot, None)
+        if max(admit.sampling.logprobs, admit.sampling.prompt_logprobs) >= 0:
+            self.scored[slot] = admit.sampling
+            self.prompts[slot] = np.frombuffer(admit.ids, "<i4").tolist()[: admit.prompt_len]
         self.length[slot] = 0
         self.seed[slot] = admit.seed
         self.choice[slot] = admit.choice

@@ -30,6 +30,11 @@ class Detokenizer:
         self._rest = data[used:]
         return text
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether some id has text that is not certain yet."""
+        return bool(self._rest) if self._window is None else self._window.unfinished
+
     def finish(self) -> str:
         """What was withheld: U+FFFD for an unfinished character. No ids may follow."""
         if self._window is not None:
@@ -62,6 +67,10 @@ class _Window:
         special, size = self._tokenizer.special_ids, self._tokenizer.vocab_size
         self._new += [id for id in ids if id not in special and id < size]
         return self._take(self._certain())
+
+    @property
+    def unfinished(self) -> bool:
+        return bool(self._new)
 
     def finish(self) -> str:
         return self._take(len(self._new))

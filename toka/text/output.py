@@ -25,11 +25,25 @@ class TextOutput:
     An end-of-sequence id has no text; push it or not.
     """
 
-    __slots__ = ("_detokenizer", "_matcher")
+    __slots__ = ("_detokenizer", "_matcher", "produced", "released")
 
     def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = ()) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._matcher = StopMatcher(stops) if stops else None
+        self.produced = 0
+        """Characters that all ids have made certain."""
+        self.released = 0
+        """Characters of them that are out; the others may still become a stop string."""
+
+    def arm(self, stops: tuple[str, ...]) -> None:
+        """Look for stop strings from here on; no id before had any."""
+        assert self._matcher is None
+        self._matcher = StopMatcher(stops)
+
+    @property
+    def mark(self) -> int:
+        """What `released` must reach for the text of the last id to be out."""
+        return self.produced + self._detokenizer.unfinished
 
     @property
     def stop(self) -> str | None:
@@ -39,16 +53,22 @@ class TextOutput:
     def push(self, ids: Sequence[int]) -> Piece:
         """The text that `ids` make certain. Once a stop string has ended the text, nothing more."""
         if self._matcher is None:
-            return Piece(self._detokenizer.push(ids), None, len(ids))
+            text = self._detokenizer.push(ids)
+            self.produced += len(text)
+            self.released += len(text)
+            return Piece(text, None, len(ids))
         if self._matcher.stop is not None:
             return Piece("", self._matcher.stop, 0)
-        released = []
+        pieces = []
         for used, id in enumerate(ids, 1):
-            text, stop = self._matcher.push(self._detokenizer.push((id,)))
-            released.append(text)
+            text = self._detokenizer.push((id,))
+            self.produced += len(text)
+            out, stop = self._matcher.push(text)
+            self.released += len(out)
+            pieces.append(out)
             if stop is not None:
-                return Piece("".join(released), stop, used)
-        return Piece("".join(released), None, len(ids))
+                return Piece("".join(pieces), stop, used)
+        return Piece("".join(pieces), None, len(ids))
 
     def finish(self) -> str:
         """The text that was withheld, for no ids follow."""
