@@ -86,6 +86,9 @@ class Config(Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="seconds without a sign of life after which a worker is lost")
     ] = 30.0
     max_n: Annotated[int, Meta(ge=1, description="largest n of a request")] = 128
+    max_logprobs: Annotated[
+        int, Meta(ge=0, le=1000, description="largest logprobs, top_logprobs and prompt_logprobs of a request")
+    ] = 20
     max_tokens_overflow: Annotated[
         Literal["error", "clamp"], Meta(description="max_tokens that does not fit behind the prompt: error or clamp")
     ] = "error"

@@ -13,6 +13,7 @@ TokaError
     ├── MethodNotAllowed     405
     ├── BodyTooLarge         413
     ├── WrongContentType     415
+    ├── DeadlinePassed       408  the client's own timeout_s
     ├── EngineFault          500  this request broke something; do not send it again
     └── Unavailable          503  loading, draining, or the workers are gone
 """
@@ -113,6 +114,15 @@ class EngineFault(RequestError):
     """A fault of the engine's own. Sending the request again would meet it again."""
 
     default_code = "engine_error"
+    headers: ClassVar[dict[str, str]] = {"x-should-retry": "false"}
+
+
+class DeadlinePassed(RequestError):
+    """The request took longer than its `timeout_s`."""
+
+    status = 408
+    type = "timeout_error"
+    default_code = "request_timeout"
     headers: ClassVar[dict[str, str]] = {"x-should-retry": "false"}
 
 

@@ -1,4 +1,9 @@
-"""Plan + slots → one step as tensors."""
+"""A plan becomes tensors: which tokens the step runs, where their keys and values go, and what each of them sees.
+
+A step has a row for each chunk of a prompt, in the order of the plan, and behind these one for each decoding slot. The
+host knows all about the chunks and uploads it in one piece. Of the decoding rows it knows the slots alone: plans run
+ahead of results, so their tokens and positions are taken on the device, from what earlier steps left in `Slots`.
+"""
 
 from dataclasses import dataclass
 
@@ -7,7 +12,9 @@ import torch
 from torch import Tensor
 
 from toka.wire import Plan
-from workers.slots import BadPlan, Ints, Roster, Slots, unpack
+from workers.compact import Longs
+from workers.scores import Part, Prompts
+from workers.slots import BadPlan, Roster, Slots, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,8 @@ class Work:
     """int64[R]: tokens of each row that are in the cache once the step has run."""
     roster: Roster
     """The slots that are sampled, in the order of `batch.samples`: the wire's roster."""
+    prompts: Prompts | None = None
+    """Tokens of the chunks' prompts that are to be scored; None: none."""
 
 
 def build(plan: Plan, slots: Slots) -> Work:
@@ -65,10 +74,10 @@ def build(plan: Plan, slots: Slots) -> Work:
     # Everything that only the host knows travels in one copy.
     first = np.cumsum(sizes) - sizes
     prefilled, decoding = int(sizes.sum()), len(decode.host)
-    width = np.arange(prefilled) - np.repeat(first - starts, sizes)
+    where = np.arange(prefilled) - np.repeat(first - starts, sizes)  # the position of each token in its sequence
     parts = [
         np.concatenate([_ids(slots, *chunk) for chunk in chunks.tolist()]),
-        width,
+        where,
         np.repeat(owners, sizes),
         owners,
         ends,
@@ -81,6 +90,7 @@ def build(plan: Plan, slots: Slots) -> Work:
         sent, [len(part) for part in parts]
     )
 
+    prompts = _prompts(chunks, first, slots)
     slots.prefilled(owners[finals])
     own = _decoding(slots)
     rows = torch.cat([chunk_slots, decode.slots])
@@ -99,7 +109,27 @@ def build(plan: Plan, slots: Slots) -> Work:
         max_length=max_length,
         samples=samples,
     )
-    return Work(batch=batch, rows=rows, after=torch.cat([chunk_ends, own.after]), roster=roster)
+    after = torch.cat([chunk_ends, own.after])
+    return Work(batch=batch, rows=rows, after=after, roster=roster, prompts=prompts)
+
+
+def _prompts(chunks: Longs, first: Longs, slots: Slots) -> Prompts | None:
+    """What chunks, int64[n, 3], whose tokens begin at `first`, int64[n], of the batch, score of their prompts."""
+    asking = np.flatnonzero(slots.prompt_logprobs[chunks[:, 0]] >= 0)
+    parts, rows, targets = [], [], []
+    for chunk in asking.tolist():
+        slot, start, size = chunks[chunk].tolist()
+        # A token is scored by the one before it, the last of the prompt by the last but one.
+        count = min(size, int(slots.prompt_len[slot]) - 1 - start)
+        if count > 0:
+            positions = np.arange(start + 1, start + 1 + count)
+            parts.append(Part(chunk, positions, int(slots.prompt_logprobs[slot])))
+            rows.append(first[chunk] + np.arange(count))
+            targets.append(_ids(slots, slot, start + 1, count))
+    if not parts:
+        return None
+    sent = slots.upload(np.stack([np.concatenate(rows), np.concatenate(targets)]))
+    return Prompts(parts, sent[0], sent[1])
 
 
 def _decode_only(slots: Slots) -> Work:
@@ -152,13 +182,13 @@ def _tables(slots: Slots, rows: Tensor, max_length: int) -> Tensor:
     return slots.tables[:, : -(-max_length // slots.page_size)].index_select(0, rows)
 
 
-def _ids(slots: Slots, slot: int, start: int, size: int) -> Ints:
+def _ids(slots: Slots, slot: int, start: int, size: int) -> Longs:
     ids = slots.ids[slot]
     assert ids is not None, "checked: the slot still has something to prefill"
     return ids[start : start + size]
 
 
-def _check(chunks: Ints, slots: Slots) -> None:
+def _check(chunks: Longs, slots: Slots) -> None:
     owners, starts, sizes = chunks.T
     if owners.min() < 0 or owners.max() >= len(slots.needed):
         raise BadPlan(f"it names a slot outside 0 … {len(slots.needed) - 1}")

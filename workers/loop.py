@@ -1,4 +1,12 @@
-"""The life of a step: receive → apply → build → launch → send what is done."""
+"""The life of a step, from the plan that comes to the tokens that go:
+
+wire.receive   Plan                                     workers/link.py
+slots.apply    what changed since the plan before       workers/slots.py
+build          Plan + slots → tensors                   workers/batch.py
+step.run       model, attention, sampling: launched     workers/step.py
+outbox.send    the sampled ids begin to leave           workers/outbox.py
+wire.say       Tokens, once they are on the host
+"""
 
 import time
 from collections import deque
@@ -68,5 +76,15 @@ class Loop:
         return self._wire.receive(wait=True)
 
     def _say(self, pending: Pending) -> None:
-        step, ids, busy, gap = pending.result()
-        self._wire.say(Tokens(epoch=self._wire.epoch, step=step, ids=ids, busy=busy, gap=gap))
+        done = pending.result()
+        self._wire.say(
+            Tokens(
+                epoch=self._wire.epoch,
+                step=done.step,
+                ids=done.ids,
+                busy=done.busy,
+                gap=done.gap,
+                logprobs=done.logprobs,
+                prompts=list(done.prompts),
+            )
+        )

@@ -18,8 +18,8 @@ MAX_GATHERED = 32 * 2**20
 """Bytes of keys and values that the torch attention copies out of the cache at once, unless one row needs more."""
 MAX_QUERIES = 1024
 """Queries of one row that the torch attention takes at once."""
-_BYTES_A_LOGIT = 40
-"""The sampler's copies of a logit: float32 scaled and perturbed, the noise, and what sorting takes."""
+_BYTES_A_LOGIT = 44
+"""The sampler's copies of a logit: float32 scaled and perturbed, the noise, what sorting takes, and the log-softmax."""
 _MACHINE_SHARE = 0.5
 """Of a machine's free memory, the most that the KV cache takes unasked: other programs live there too."""
 

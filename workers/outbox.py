@@ -1,14 +1,20 @@
-"""Sampled ids on their way from the device to the host."""
+"""What steps give back, on its way from the device to the host."""
 
 import time
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from toka.wire import NO_TOKEN, Logprobs
+from workers.compact import Longs
+from workers.scores import Outcome, Scores
+
 
 class Sampled(NamedTuple):
-    """One step's ids on the host, and how the device spent its time."""
+    """One step's ids and scores on the host, and how the device spent its time."""
 
     step: int
     ids: bytes
@@ -17,26 +23,28 @@ class Sampled(NamedTuple):
     """Seconds the device worked on the step."""
     gap: float
     """Seconds it stood idle before it."""
+    logprobs: Logprobs | None = None
+    prompts: tuple[tuple[int, Logprobs], ...] = ()
 
 
 class Pending(Protocol):
     """A step that was launched."""
 
     def done(self) -> bool:
-        """Its ids have arrived."""
+        """Everything of it has arrived."""
 
     def result(self) -> Sampled:
         """What arrived, as soon as it has. To be asked for in the order of the steps."""
 
 
 class Outbox(Protocol):
-    """Where steps put what they sampled."""
+    """Where steps put what they give back."""
 
     def begin(self) -> None:
         """The device starts on the next step here."""
 
-    def send(self, step: int, ids: Tensor) -> Pending:
-        """The step that began last ends with `ids`, int32[S] on the device."""
+    def send(self, step: int, outcome: Outcome) -> Pending:
+        """The step that began last ends with this."""
 
 
 class _Arrived(NamedTuple):
@@ -58,10 +66,10 @@ class HostOutbox:
     def begin(self) -> None:
         self._began = time.perf_counter()
 
-    def send(self, step: int, ids: Tensor) -> Pending:
+    def send(self, step: int, outcome: Outcome) -> Pending:
         gap = self._began - self._ended if self._ended else 0.0
         self._ended = time.perf_counter()
-        return _Arrived(Sampled(step, _bytes(ids), self._ended - self._began, gap))
+        return _Arrived(_sampled(step, outcome, self._ended - self._began, gap))
 
 
 class _Flight:
@@ -72,7 +80,8 @@ class _Flight:
         self.began = torch.Event(device, enable_timing=True)
         self.ended = torch.Event(device, enable_timing=True)
         self.step = -1
-        self.rows = 0
+        self.outcome: Outcome | None = None
+        """On the host once `ended` has come; its ids are in `buffer`."""
         self.before: _Flight | None = None
 
     def done(self) -> bool:
@@ -82,11 +91,12 @@ class _Flight:
         self.ended.synchronize()
         busy = self.began.elapsed_time(self.ended) / 1e3
         gap = self.before.ended.elapsed_time(self.began) / 1e3 if self.before is not None else 0.0
-        return Sampled(self.step, _bytes(self.buffer[: self.rows]), busy, gap)
+        assert self.outcome is not None, "a step that is pending has been sent"
+        return _sampled(self.step, self.outcome, busy, gap)
 
 
 class CudaOutbox:
-    """For a GPU: ids travel through pinned memory behind the step, and nobody waits for them before `result`.
+    """For a GPU: results travel through pinned memory behind the step, and nobody waits for them before `result`.
 
     `max_pending` bounds the steps between their `begin` and their `result`; the ring has a place more, so that the
     event which the oldest of them counts its gap from still stands.
@@ -99,15 +109,58 @@ class CudaOutbox:
     def begin(self) -> None:
         self._ring[self._next].began.record()
 
-    def send(self, step: int, ids: Tensor) -> Pending:
+    def send(self, step: int, outcome: Outcome) -> Pending:
         flight, before = self._ring[self._next], self._ring[self._next - 1]
-        flight.step, flight.rows = step, len(ids)
+        flight.step = step
         flight.before = before if before.step == step - 1 and step else None
-        flight.buffer[: len(ids)].copy_(ids, non_blocking=True)
+        ids = flight.buffer[: len(outcome.ids)]
+        ids.copy_(outcome.ids, non_blocking=True)
+        # Scores are rare and of any number: their memory comes from torch's pool of pinned memory.
+        flight.outcome = Outcome(ids, _moved(outcome.sampled, _pinned), _moved(outcome.prompts, _pinned))
         flight.ended.record()
         self._next = (self._next + 1) % len(self._ring)
         return flight
 
 
-def _bytes(ids: Tensor) -> bytes:
-    return ids.numpy().astype("<i4").tobytes()
+T = TypeVar("T")
+
+
+def _moved(pair: tuple[T, Scores] | None, move: Callable[[Tensor], Tensor]) -> tuple[T, Scores] | None:
+    return None if pair is None else (pair[0], Scores(*map(move, pair[1])))
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    """A copy on the host that is there once the stream has come to it."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)
+
+
+def _sampled(step: int, outcome: Outcome, busy: float, gap: float) -> Sampled:
+    """The message's parts, from tensors on the host."""
+    ids = outcome.ids.numpy()
+    logprobs, prompts = None, []
+    if outcome.sampled is not None:
+        asked, scores = outcome.sampled
+        alive = np.flatnonzero(ids[asked.host] != NO_TOKEN)
+        if len(alive):
+            logprobs = _logprobs(asked.host[alive], Scores(*(tensor[alive] for tensor in scores)), asked.width)
+    if outcome.prompts is not None:
+        parts, scores = outcome.prompts[0].parts, outcome.prompts[1]
+        first = 0
+        for part in parts:
+            end = first + len(part.positions)
+            own = Scores(*(tensor[first:end] for tensor in scores))
+            prompts.append((part.chunk, _logprobs(part.positions, own, part.width)))
+            first = end
+    return Sampled(step, ids.astype("<i4").tobytes(), busy, gap, logprobs, tuple(prompts))
+
+
+def _logprobs(rows: Longs, scores: Scores, width: int) -> Logprobs:
+    ids, values = scores.ids.numpy()[:, :width], scores.values.numpy()[:, :width]
+    return Logprobs(
+        rows=rows.astype("<i4").tobytes(),
+        chosen=scores.chosen.numpy().astype("<f4").tobytes(),
+        width=ids.shape[1],
+        ids=ids.astype("<i4").tobytes(),
+        values=values.astype("<f4").tobytes(),
+    )

@@ -1,17 +1,20 @@
 """From hidden states to token ids.
 
-A row's token is the argmax of logits / temperature − log E over the tokens that top_k and top_p leave, where E is the
-row's own exponential noise (noise.py). That is a draw from the softmax (the Gumbel-max trick: −log E is a Gumbel
-variate), and it depends on the row alone: on its logits, its parameters and (seed, choice, position).
+A row's token is the argmax of logits / temperature − log E over the tokens that top_k, top_p and min_p leave. The
+logits are the model's, after the row's `Shape` if it has one (shaping.py); E is the row's own exponential noise
+(noise.py). That is a draw from the softmax (the Gumbel-max trick: −log E is a Gumbel variate), and it depends on the
+row alone: on its logits, its parameters and (seed, choice, position).
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from workers import memory, noise
+from workers.scores import Asked, Model, Scores
+from workers.shaping import Shape
 
 GREEDY_BELOW = 1e-5
 """A lower temperature means the most probable token."""
@@ -29,6 +32,8 @@ class SamplingRows:
     """int32[S]: among so many most probable tokens; 0: all."""
     top_p: Tensor
     """float32[S]: among the fewest most probable tokens whose probabilities reach this sum; 1: all."""
+    min_p: Tensor
+    """float32[S]: among the tokens at least this share as probable as the most probable one; 0: all."""
     seed: Tensor
     """int64[S]."""
     choice: Tensor
@@ -38,7 +43,7 @@ class SamplingRows:
     greedy_only: bool
     """Known on the host: every row has temperature 0."""
     plain: bool
-    """Known on the host: no row uses top_k or top_p."""
+    """Known on the host: no row uses top_k, top_p or min_p."""
 
     def pick(self, which: Tensor | slice) -> "SamplingRows":
         """Some of the rows."""
@@ -46,6 +51,7 @@ class SamplingRows:
             temperature=self.temperature[which],
             top_k=self.top_k[which],
             top_p=self.top_p[which],
+            min_p=self.min_p[which],
             seed=self.seed[which],
             choice=self.choice[which],
             position=self.position[which],
@@ -54,24 +60,41 @@ class SamplingRows:
         )
 
 
-class Model(Protocol):
-    """The part of a model that sampling needs."""
+class Choice(NamedTuple):
+    """The tokens of S rows."""
 
-    @property
-    def vocab_size(self) -> int:
-        """Logits a token."""
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[S, hidden] → float32[S, vocab]."""
+    ids: Tensor
+    """int64[S]."""
+    scores: Scores | None
+    """Of the rows that ask."""
 
 
-def choose(model: Model, hidden: Tensor, rows: SamplingRows) -> Tensor:
-    """[S, hidden] of the sampled tokens → int64[S] ids. Holds at most `memory.MAX_LOGITS` logits at once."""
+def choose(
+    model: Model, hidden: Tensor, rows: SamplingRows, shape: Shape | None = None, asked: Asked | None = None
+) -> Choice:
+    """[S, hidden] of the sampled tokens → a token each. Holds at most `memory.MAX_LOGITS` logits at once."""
     step = max(1, memory.MAX_LOGITS // model.vocab_size)
     if len(hidden) <= step:
-        return sample(model.logits(hidden), rows)
-    parts = [slice(first, first + step) for first in range(0, len(hidden), step)]
-    return torch.cat([sample(model.logits(hidden[part]), rows.pick(part)) for part in parts])
+        return _choose(model, hidden, rows, shape, asked)
+    parts = []
+    for first in range(0, len(hidden), step):
+        end = first + step
+        part = slice(first, end)
+        own, owing = shape and shape.within(first, end), asked and asked.within(first, end)
+        parts.append(_choose(model, hidden[part], rows.pick(part), own, owing))
+    scores = [part.scores for part in parts if part.scores is not None]
+    return Choice(torch.cat([part.ids for part in parts]), Scores.joined(scores) if scores else None)
+
+
+def _choose(model: Model, hidden: Tensor, rows: SamplingRows, shape: Shape | None, asked: Asked | None) -> Choice:
+    logits = model.logits(hidden)
+    raw = None if asked is None else logits[asked.rows].log_softmax(dim=-1)
+    if shape is not None:
+        shape.apply(logits, rows.position)
+    ids = sample(logits, rows)
+    if asked is None or raw is None:
+        return Choice(ids, None)
+    return Choice(ids, Scores.of(raw, ids[asked.rows], asked.width))
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
@@ -104,20 +127,23 @@ def _draw(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _floor(scaled: Tensor, rows: SamplingRows) -> Tensor:
-    """The least scaled logit that top_k, then top_p leave: float32[S, vocab], at most 0 → float32[S, 1].
+    """The least scaled logit that top_k, then top_p, then min_p leave: float32[S, vocab], at most 0 → float32[S, 1].
 
     Tokens equal to the last one that stays stay too, so the result does not depend on the order of equals.
     """
+    # The most probable token has the logit 0, and top_k and top_p always leave it.
+    least = rows.min_p.log()[:, None]
     vocab = scaled.shape[1]
     if scaled.device.type != "cpu":
-        return _nucleus(scaled.sort(dim=-1, descending=True).values, scaled, rows)[0]
+        floor, _ = _nucleus(scaled.sort(dim=-1, descending=True).values, scaled, rows)
+        return torch.maximum(floor, least)
     count = min(vocab, max(_CANDIDATES, int(rows.top_k.max()) + 1))
     floor, enough = _nucleus(scaled.topk(count, dim=-1).values, scaled, rows)
     short = (~enough).nonzero().squeeze(-1)
     if count < vocab and len(short):
         part = scaled[short]
         floor[short] = _nucleus(part.sort(dim=-1, descending=True).values, part, rows.pick(short))[0]
-    return floor
+    return torch.maximum(floor, least)
 
 
 def _nucleus(ranked: Tensor, scaled: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:

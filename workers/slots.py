@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from toka.wire import MAX_STOP_IDS, Admit, Plan
+from workers.compact import Longs
 from workers.sampling import GREEDY_BELOW, SamplingRows
-
-Ints = npt.NDArray[np.int64]
+from workers.scores import Asked
+from workers.shaping import BadSampling, Shape, Shaping
 
 
 class BadPlan(Exception):
@@ -29,16 +30,21 @@ class BadPlan(Exception):
 class Roster:
     """Slots that are sampled in one step, with the parameters that stay the same over all their steps. S slots."""
 
-    host: Ints
+    host: Longs
     slots: Tensor
     """int64[S], on the device: the same as `host`."""
     temperature: Tensor
     top_k: Tensor
     top_p: Tensor
+    min_p: Tensor
     seed: Tensor
     choice: Tensor
     greedy_only: bool
     plain: bool
+    shape: Shape | None
+    """What changes their logits; None: nothing."""
+    asked: Asked | None
+    """Those whose log-probabilities are asked for; None: none."""
 
     def sampling(self, position: Tensor) -> SamplingRows:
         """The sampler's input for tokens at `position`, int64[S]."""
@@ -46,6 +52,7 @@ class Roster:
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
+            min_p=self.min_p,
             seed=self.seed,
             choice=self.choice,
             position=position,
@@ -57,7 +64,9 @@ class Roster:
 class Slots:
     """The state of `max_slots` slots, for sequences of at most `max_blocks` blocks out of `num_blocks`."""
 
-    def __init__(self, max_slots: int, max_blocks: int, num_blocks: int, page_size: int, device: torch.device) -> None:
+    def __init__(
+        self, max_slots: int, max_blocks: int, num_blocks: int, page_size: int, device: torch.device, vocab_size: int
+    ) -> None:
         self.page_size = page_size
         self.spare = num_blocks
         """The block that takes unwanted writes and pads the tables."""
@@ -75,18 +84,25 @@ class Slots:
         self.choice = torch.zeros(max_slots, dtype=torch.int64, device=device)
         self.top_k = torch.zeros(max_slots, dtype=torch.int32, device=device)
         self.top_p = torch.ones(max_slots, dtype=torch.float32, device=device)
+        self.min_p = torch.zeros(max_slots, dtype=torch.float32, device=device)
         self.temperature = torch.ones(max_slots, dtype=torch.float32, device=device)
+        self.shaping = Shaping(max_slots, vocab_size, self.upload)
         # On the host.
-        self.ids: list[Ints | None] = [None] * max_slots
+        self.ids: list[Longs | None] = [None] * max_slots
         """What is to be prefilled, until it is."""
-        self.needed: Ints = np.zeros(max_slots, np.int64)
+        self.needed: Longs = np.zeros(max_slots, np.int64)
         """How many ids the slot's sequence came with; 0: the slot is free."""
         self.ready = np.zeros(max_slots, np.bool_)
         """All of them have been prefilled: the slot may decode."""
-        self.bound: Ints = np.zeros(max_slots, np.int64)
+        self.bound: Longs = np.zeros(max_slots, np.int64)
         """Upper bound of `lengths`, from a slot's first chunk on."""
-        self.blocks: Ints = np.zeros(max_slots, np.int64)
+        self.blocks: Longs = np.zeros(max_slots, np.int64)
         """Blocks in the slot's row of `tables`."""
+        self.prompt_len: Longs = np.zeros(max_slots, np.int64)
+        """How many of the ids that the slot's sequence came with are its prompt."""
+        self.prompt_logprobs: Longs = np.full(max_slots, -1, np.int64)
+        """How many most probable tokens are reported in each place of the prompt; -1: no log-probabilities at all."""
+        self._logprobs: Longs = np.full(max_slots, -1, np.int64)
         self._greedy = np.zeros(max_slots, np.bool_)
         self._plain = np.zeros(max_slots, np.bool_)
         self.decode = self.roster(np.zeros(0, np.int64), torch.zeros(0, dtype=torch.int64, device=device))
@@ -112,28 +128,34 @@ class Slots:
         if not self.ready[self.decode.host].all():
             raise BadPlan("a slot decodes whose prompt has not been prefilled")
 
-    def roster(self, host: Ints, slots: Tensor) -> Roster:
+    def roster(self, host: Longs, slots: Tensor) -> Roster:
         """The sampling parameters of some slots, given on the host and on the device."""
+        wanted = self._logprobs[host]
+        asking = np.flatnonzero(wanted >= 0)
+        asked = Asked(asking, self.upload(asking), int(wanted.max())) if len(asking) else None
         return Roster(
             host=host,
             slots=slots,
             temperature=self.temperature[slots],
             top_k=self.top_k[slots],
             top_p=self.top_p[slots],
+            min_p=self.min_p[slots],
             seed=self.seed[slots],
             choice=self.choice[slots],
             greedy_only=bool(self._greedy[host].all()),
             plain=bool(self._plain[host].all()),
+            shape=self.shaping.shape(host),
+            asked=asked,
         )
 
-    def extend(self, slots: Ints, lengths: Ints) -> None:
+    def extend(self, slots: Longs, lengths: Longs) -> None:
         """The step being built leaves at most `lengths` tokens of `slots` in the cache. Raises BadPlan if their blocks
         cannot hold them."""
         if (lengths > self.blocks[slots] * self.page_size).any():
             raise BadPlan("a sequence grows beyond its blocks")
         self.bound[slots] = lengths
 
-    def prefilled(self, slots: Ints) -> None:
+    def prefilled(self, slots: Longs) -> None:
         """The step being built prefills the last of these slots' ids."""
         self.ready[slots] = True
         for slot in slots.tolist():
@@ -147,16 +169,17 @@ class Slots:
         # The pinned copy goes back to torch's pool, which hands it out again only after the stream has read it.
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
-    def _check(self, slots: Ints) -> Ints:
+    def _check(self, slots: Longs) -> Longs:
         if len(slots) and (slots.min() < 0 or slots.max() >= len(self.needed)):
             raise BadPlan(f"it names a slot outside 0 … {len(self.needed) - 1}")
         return slots
 
-    def _release(self, slots: Ints) -> None:
+    def _release(self, slots: Longs) -> None:
         if not self.needed[slots].all() or len(np.unique(slots)) < len(slots):
             raise BadPlan("it releases a slot that is free")
         self.needed[slots] = 0
         self.ready[slots] = False
+        self.shaping.release(slots)
         for slot in slots.tolist():
             self.ids[slot] = None
 
@@ -165,7 +188,7 @@ class Slots:
         if self.needed[slots].any() or len(np.unique(slots)) < len(slots):
             raise BadPlan("it admits a sequence to a slot that is taken")
         whole = np.full((len(admits), 4 + MAX_STOP_IDS), -1, np.int64)
-        real = np.empty((len(admits), 2), np.float32)
+        real = np.empty((len(admits), 3), np.float32)
         for row, admit in enumerate(admits):
             ids, stops = unpack(admit.ids), unpack(admit.stops)
             if not len(ids):
@@ -177,19 +200,27 @@ class Slots:
             sampling = admit.sampling
             greedy = sampling.temperature < GREEDY_BELOW
             self._greedy[admit.slot] = greedy
-            self._plain[admit.slot] = greedy or (sampling.top_k == 0 and sampling.top_p >= 1)
+            self._plain[admit.slot] = greedy or (sampling.top_k == 0 and sampling.top_p >= 1 and sampling.min_p <= 0)
+            self.prompt_len[admit.slot] = admit.prompt_len
+            self.prompt_logprobs[admit.slot] = sampling.prompt_logprobs
+            self._logprobs[admit.slot] = sampling.logprobs
+            try:
+                self.shaping.admit(admit.slot, sampling, ids, admit.prompt_len)
+            except BadSampling as error:
+                raise BadPlan(f"it admits a sequence with {error}") from error
             whole[row, :4] = admit.slot, admit.seed, admit.choice, sampling.top_k
             whole[row, 4 : 4 + len(stops)] = stops
-            real[row] = sampling.temperature, sampling.top_p
+            real[row] = sampling.temperature, sampling.top_p, sampling.min_p
         self.blocks[slots] = 0
         index, seed, choice, top_k, *_ = (ints := self.upload(whole)).unbind(1)
-        temperature, top_p = self.upload(real).unbind(1)
+        temperature, top_p, min_p = self.upload(real).unbind(1)
         self.seed[index] = seed
         self.choice[index] = choice
         self.top_k[index] = top_k.to(torch.int32)
         self.stops[index] = ints[:, 4:]
         self.temperature[index] = temperature
         self.top_p[index] = top_p
+        self.min_p[index] = min_p
         self.lengths.index_fill_(0, index, 0)
         self.last.index_fill_(0, index, 0)
         self.dead.index_fill_(0, index, False)
@@ -198,7 +229,7 @@ class Slots:
         owners = np.repeat(slots, [len(run) for run in blocks])
         self._append(np.stack([owners, np.concatenate(blocks)], axis=1))
 
-    def _append(self, pairs: Ints) -> None:
+    def _append(self, pairs: Longs) -> None:
         """Extend rows of the block tables by (slot, block) pairs, int64[n, 2], in their order."""
         slots, blocks = self._check(pairs[:, 0]), pairs[:, 1]
         if not len(pairs):
@@ -221,7 +252,7 @@ class Slots:
         self.blocks += counts
 
 
-def unpack(data: bytes, columns: int = 1) -> Ints:
+def unpack(data: bytes, columns: int = 1) -> Longs:
     """The integers in a message, int64[n], or int64[n, columns] if that is more than one. Raises BadPlan if they do not
     come out even."""
     if len(data) % (4 * columns):

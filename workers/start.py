@@ -61,7 +61,7 @@ def start(welcome: Welcome, device: torch.device, progress: Progress) -> Started
     )
     cache = KVCache(config, num_blocks, welcome.page_size, dtype, device)
     max_blocks = min(-(-length // welcome.page_size), num_blocks)
-    slots = Slots(welcome.max_slots, max_blocks, num_blocks, welcome.page_size, device)
+    slots = Slots(welcome.max_slots, max_blocks, num_blocks, welcome.page_size, device, config.vocab_size)
     step = Step(model, PagedTorch(cache), slots)
     _warm_up(step, welcome, length, device, progress)
     return Started(slots, step, num_blocks, config.max_model_len, config.vocab_size)

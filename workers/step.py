@@ -6,24 +6,19 @@ import torch
 from torch import Tensor
 
 from toka.wire import NO_TOKEN
+from workers import scores
 from workers.attention.base import Attention
 from workers.batch import Batch, Work
 from workers.sampling import SamplingRows, choose
+from workers.scores import Outcome
 from workers.slots import Slots
 
 
-class Model(Protocol):
+class Model(scores.Model, Protocol):
     """What a step needs of a model; `workers.models.decoder.Decoder` is one."""
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """int64[T], int64[T] → [T, hidden]."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Logits a token."""
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[S, hidden] → float32[S, vocab]."""
 
 
 class Step:
@@ -34,22 +29,35 @@ class Step:
         self._attention = attention
         self._slots = slots
 
-    def run(self, work: Work) -> Tensor:
-        """What the step samples, int32[S] on the device: an id, or NO_TOKEN for a row that was dead before it."""
+    def run(self, work: Work) -> Outcome:
+        """What the step samples and scores."""
         slots, roster = self._slots, work.roster
         if not len(work.rows):
-            return torch.empty(0, dtype=torch.int32, device=slots.device)
+            return Outcome(torch.empty(0, dtype=torch.int32, device=slots.device))
         hidden = self._forward(work.batch)
         slots.lengths[work.rows] = work.after
+        prompts = None
+        if work.prompts is not None:
+            # In slices of no more rows than may be sampled at once: so many logits are in the memory's plan.
+            prompts = work.prompts, work.prompts.score(self._model, hidden, len(slots.needed))
         if not len(roster.host):
-            return torch.empty(0, dtype=torch.int32, device=slots.device)
+            return Outcome(torch.empty(0, dtype=torch.int32, device=slots.device), prompts=prompts)
         # A token's place in the noise is the number of tokens before it, which preemption does not change.
-        ids = self._sample(hidden, work.batch, roster.sampling(work.batch.positions[work.batch.samples] + 1))
+        parameters = roster.sampling(work.batch.positions[work.batch.samples] + 1)
+        ids, scored = choose(
+            self._model, _sampled(hidden, work.batch), parameters, shape=roster.shape, asked=roster.asked
+        )
         own = roster.slots
         dead = slots.dead[own]
+        if roster.shape is not None:
+            roster.shape.count(ids, dead)
         slots.last[own] = ids
         slots.dead[own] = dead | (ids.unsqueeze(1) == slots.stops[own]).any(1)
-        return ids.masked_fill(dead, NO_TOKEN).to(torch.int32)
+        return Outcome(
+            ids.masked_fill(dead, NO_TOKEN).to(torch.int32),
+            sampled=None if roster.asked is None or scored is None else (roster.asked, scored),
+            prompts=prompts,
+        )
 
     def warm_up(self, tokens: int, rows: int) -> None:
         """Run `rows` equal chunks of `tokens` tokens in all, sample each, and throw the result away. The KV cache is
@@ -73,23 +81,25 @@ class Step:
             max_length=length,
             samples=starts[1:] - 1,
         )
-        sampling = SamplingRows(
+        parameters = SamplingRows(
             temperature=torch.ones(rows, dtype=torch.float32, device=device),
             top_k=torch.full((rows,), 2, dtype=torch.int32, device=device),
             top_p=torch.full((rows,), 0.5, dtype=torch.float32, device=device),
+            min_p=torch.zeros(rows, dtype=torch.float32, device=device),
             seed=torch.zeros(rows, dtype=torch.int64, device=device),
             choice=torch.zeros(rows, dtype=torch.int64, device=device),
             position=batch.positions[batch.samples] + 1,
             greedy_only=False,
             plain=False,
         )
-        self._sample(self._forward(batch), batch, sampling)
+        choose(self._model, _sampled(self._forward(batch), batch), parameters)
 
     def _forward(self, batch: Batch) -> Tensor:
         self._attention.plan(batch)
         return self._model.forward(batch.tokens, batch.positions, self._attention)
 
-    def _sample(self, hidden: Tensor, batch: Batch, rows: SamplingRows) -> Tensor:
-        # Where every token is sampled, as in a step of decodes, there is nothing to select.
-        chosen = hidden if len(batch.samples) == len(batch.tokens) else hidden[batch.samples]
-        return choose(self._model, chosen, rows)
+
+def _sampled(hidden: Tensor, batch: Batch) -> Tensor:
+    """[T, hidden] → [S, hidden]."""
+    # Where every token is sampled, as in a step of decodes, there is nothing to select.
+    return hidden if len(batch.samples) == len(batch.tokens) else hidden[batch.samples]

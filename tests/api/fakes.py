@@ -8,8 +8,9 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from tests.fakes import END_OF_TEXT
 from toka.errors import RequestError
-from toka.request import Delta, Listener, Request
+from toka.request import Delta, Listener, Request, Score
 
 Script = Callable[[Request, int], list[str]]
 """The pieces of text, one a token, that a request's choice (by index) is answered with."""
@@ -61,11 +62,18 @@ class FakeGeneration:
         tokens = self.step + 1
         last = tokens == length
         reason = ("stop" if length == len(pieces) else "length") if last else None
-        if self.request.stream:
-            return Delta(index, pieces[self.step], tokens, reason, self.server.stop_reason if last else None)
-        if last:
-            return Delta(index, "".join(pieces[:length]), tokens, reason, self.server.stop_reason)
-        return None
+        prompt: list[Score] = []
+        if self.request.sampling.prompt_logprobs >= 0 and (self.step == 0 or not self.request.stream):
+            prompt = [self.server.score(id) for id in self.request.prompts[index // self.request.n][1:]]
+        start = self.step if self.request.stream else 0
+        if not self.request.stream and not last:
+            return None
+        ids: list[int] = []
+        for piece in pieces[start:tokens]:
+            ids.append(self.server.ids.get(piece, piece.encode()[0] if piece else END_OF_TEXT))
+        scores = [self.server.score(id) for id in ids] if self.request.sampling.logprobs >= 0 else []
+        text = "".join(pieces[start:tokens])
+        return Delta(index, text, tokens, reason, self.server.stop_reason if last else None, ids, scores, prompt)
 
 
 class FakeServer:
@@ -85,7 +93,10 @@ class FakeServer:
         self.break_at = -1
         """The step at which `failure` ends the request."""
         self.cached_tokens = 0
-        self.stop_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self.ids: dict[str, int] = {}
+        """Ids of pieces; else the first byte of a piece is its id."""
+        self.score: Callable[[int], Score] = lambda id: Score(-0.5, [(id, -0.5), (id ^ 1, -1.25), (66, float("-inf"))])
         self.requests: list[Request] = []
         self.running: dict[str, FakeGeneration] = {}
         self.cancelled: list[str] = []
@@ -103,7 +114,12 @@ class FakeServer:
         asyncio.get_running_loop().call_later(self.pause, step)
 
     def info(self) -> dict[str, object]:
-        return {"running": len(self.running), "blocks": 64, "free_blocks": 64 - len(self.running)}
+        return {
+            "requests_open": len(self.running),
+            "running": len(self.running),
+            "blocks": 64,
+            "free_blocks": 64 - len(self.running),
+        }
 
 
 class FakeTemplate:

@@ -141,9 +141,9 @@ async def test_w_cmp_5_special_tokens(app: App, monkeypatch: pytest.MonkeyPatch,
 
 
 async def test_w_cmp_6_best_of(app: App) -> None:
-    """Equal to n it means nothing, above it is not served, below it is wrong."""
+    """Equal to n it means nothing, above it is not streamed, below it is wrong."""
     assert (await complete(app, "x", best_of=2, n=2)).status == 200
-    assert (await complete(app, "x", best_of=3, n=2)).error["code"] == "unsupported_parameter"
+    assert (await complete(app, "x", best_of=3, n=2, stream=True)).error["code"] == "unsupported_parameter"
     assert (await complete(app, "x", best_of=1, n=2)).error["code"] == "invalid_value"
 
 

@@ -380,15 +380,8 @@ async def test_w_err_10_before_the_stream(app: App, wrong: dict[str, Any]) -> No
 
 
 UNSERVED: list[tuple[str, object]] = [
-    ("logprobs", True),
-    ("top_logprobs", 2),
-    ("logit_bias", {"5": 1}),
-    ("presence_penalty", 0.5),
-    ("frequency_penalty", -1),
-    ("repetition_penalty", 1.1),
-    ("min_p", 0.1),
-    ("min_tokens", 3),
-    ("stop_token_ids", [5]),
+    ("logprobs_format", "packed"),
+    ("skip_special_tokens", False),
     ("best_of", 2),
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tool_choice", "required"),
@@ -399,7 +392,6 @@ UNSERVED: list[tuple[str, object]] = [
     ("prediction", {"type": "content", "content": "x"}),
     ("functions", [{"name": "f"}]),
     ("chat_template", "{{ x }}"),
-    ("prompt_logprobs", 0),
     ("echo", True),
     ("use_beam_search", True),
     ("reasoning_effort", "low"),
@@ -414,9 +406,9 @@ async def test_known_and_not_served(app: App, field: str, value: object) -> None
     assert f"'{field}'" in error["message"]
 
 
-@pytest.mark.parametrize(("field", "value"), [("echo", True), ("suffix", "x"), ("logprobs", 0), ("logprobs", 5)])
+@pytest.mark.parametrize(("field", "value"), [("suffix", "x"), ("logprobs_format", "packed")])
 async def test_known_and_not_served_of_completions(app: App, field: str, value: object) -> None:
-    """The same for the fields of the other endpoint; logprobs 0 asks for something there."""
+    """The same for the fields of the other endpoint."""
     error = await refused(app, "completions", TEXT | {field: value})
     assert (error["param"], error["code"]) == (field, "unsupported_parameter")
 

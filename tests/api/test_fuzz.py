@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import given, settings
@@ -20,6 +21,18 @@ class Letters:
 
     vocab_size = 300
     bos_id: int | None = None
+
+    special_ids: frozenset[int] = frozenset()
+    settings: dict[str, object] = {}  # noqa: RUF012 - a fake's constant
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(map(chr, ids))
+
+    def bytes_of(self, id: int, first: bool = False) -> bytes:
+        return chr(id).encode()
+
+    def token_of(self, id: int) -> str:
+        return chr(id)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [min(ord(letter), 299) for letter in text]

@@ -69,7 +69,7 @@ class Model:
 
 def build(max_slots: int = 4, max_blocks: int = 8, num_blocks: int = 16, page_size: int = 4) -> tuple[Slots, Step]:
     """Slots and a step of the arithmetic model over them."""
-    slots = Slots(max_slots, max_blocks, num_blocks, page_size, torch.device("cpu"))
+    slots = Slots(max_slots, max_blocks, num_blocks, page_size, torch.device("cpu"), VOCAB)
     return slots, Step(Model(), Sums(num_blocks, page_size), slots)
 
 

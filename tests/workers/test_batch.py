@@ -14,7 +14,7 @@ SPARE = 16
 @pytest.fixture
 def slots() -> Slots:
     """Slot 0 has 7 tokens in the cache, slot 1 has 4; 9 tokens wait for slot 2 and 3 for slot 3. Blocks hold 4."""
-    slots = Slots(max_slots=4, max_blocks=6, num_blocks=SPARE, page_size=4, device=torch.device("cpu"))
+    slots = Slots(max_slots=4, max_blocks=6, num_blocks=SPARE, page_size=4, device=torch.device("cpu"), vocab_size=97)
     admits = [admit(0, range(7), [5, 6]), admit(1, range(4), [7, 8])]
     admits += [admit(2, range(20, 29), [3, 1, 2]), admit(3, [90, 91, 92], [9])]
     slots.apply(Plan(epoch=0, step=0, admits=admits, chunks=pack([0, 0, 7, 1, 0, 4])))

@@ -4,12 +4,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import pytest
-from torch import Tensor
 
 from tests.workers.arithmetic import admit, build, greedy
 from toka.wire import Plan, Stop, Tokens, pack, unpack
 from workers.loop import Loop
 from workers.outbox import HostOutbox, Outbox, Pending, Sampled
+from workers.scores import Outcome
 from workers.slots import BadPlan
 
 PROMPT = [3, 1, 4]
@@ -52,9 +52,9 @@ class Slow:
     def begin(self) -> None:
         pass
 
-    def send(self, step: int, ids: Tensor) -> Pending:
+    def send(self, step: int, outcome: Outcome) -> Pending:
         self.events.append(f"launched {step}")
-        return Flight(step, pack(ids.tolist()), self)
+        return Flight(step, pack(outcome.ids.tolist()), self)
 
 
 @dataclass

@@ -19,12 +19,13 @@ def rows(count: int, **fields: Any) -> SamplingRows:
         "temperature": torch.float32,
         "top_k": torch.int32,
         "top_p": torch.float32,
+        "min_p": torch.float32,
         "seed": torch.int64,
         "choice": torch.int64,
         "position": torch.int64,
     }
-    values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "seed": list(range(count)), "choice": 0, "position": 1}
-    values |= fields
+    values = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "choice": 0, "position": 1}
+    values |= {"seed": list(range(count))} | fields
     made = {
         name: torch.tensor(values[name] if isinstance(values[name], list) else [values[name]] * count, dtype=kind)
         for name, kind in types.items()
@@ -32,7 +33,7 @@ def rows(count: int, **fields: Any) -> SamplingRows:
     return SamplingRows(
         **made,
         greedy_only=bool((made["temperature"] == 0).all()),
-        plain=bool(((made["top_k"] == 0) & (made["top_p"] == 1)).all()),
+        plain=bool(((made["top_k"] == 0) & (made["top_p"] == 1) & (made["min_p"] == 0)).all()),
     )
 
 
@@ -188,6 +189,7 @@ MIXED: dict[str, list[Any]] = {
     "temperature": [0.0, 1.0, 0.7, 1.3, 1.0, 0.9, 1.0, 1e-5, 2.0, 1.0],
     "top_k": [0, 0, 5, 0, 40, 290, 1, 3, 0, 0],
     "top_p": [1.0, 1.0, 1.0, 0.9, 0.5, 0.99, 0.3, 1.0, 0.999999, 1e-6],
+    "min_p": [0.0, 0.2, 0.0, 0.0, 0.1, 0.01, 0.5, 0.0, 1.0, 0.3],
     "seed": [1, 2, -3, 4, 5, 6, 7, 8, 2**63 - 1, 10],
     "choice": [0, 3, 0, 0, 1, 0, 0, 2, 0, 0],
     "position": [1, 100, 5, 6, 7, 8000, 9, 10, 11, 12],
@@ -210,6 +212,7 @@ def test_the_path_of_other_devices_agrees(monkeypatch: pytest.MonkeyPatch) -> No
     scaled = (scores - scores.amax(-1, keepdim=True)) / together.temperature.clamp(min=1e-5)[:, None]
     looked = sampling._floor(scaled, together)
     full, _ = sampling._nucleus(scaled.sort(-1, descending=True).values, scaled, together)
+    full = torch.maximum(full, together.min_p.log()[:, None])
     assert torch.equal(looked, full)
     monkeypatch.setattr(sampling, "_CANDIDATES", 8)
     assert torch.equal(sampling._floor(scaled, together), full)
@@ -237,10 +240,37 @@ class Identity:
 def test_choose_bounds_the_logits_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many rows go through the output projection in slices, and get the tokens they would have got at once."""
     scores, parameters = logits(10), rows(10, **MIXED)
-    whole = choose(Identity(), scores, parameters)
+    whole = choose(Identity(), scores, parameters).ids
     monkeypatch.setattr(memory, "MAX_LOGITS", 4 * 300 + 1)
     model = Identity()
-    assert torch.equal(choose(model, scores, parameters), whole)
+    assert torch.equal(choose(model, scores, parameters).ids, whole)
     assert model.asked == [4, 4, 2]
     monkeypatch.setattr(memory, "MAX_LOGITS", 10)
-    assert torch.equal(choose(Identity(), scores, parameters), whole)
+    assert torch.equal(choose(Identity(), scores, parameters).ids, whole)
+
+
+@pytest.mark.parametrize("min_p", [0.02, 0.3])
+def test_min_p_keeps_what_is_probable_enough(min_p: float) -> None:
+    """A share of the greatest probability, at the temperature and beside top_k."""
+    row = logits(1, vocab=40)[0]
+    kept = (row / 1.5).softmax(-1)
+    kept[kept < min_p * kept.max()] = 0
+    assert_follows(drawn(row, 10_000, temperature=1.5, min_p=min_p), kept / kept.sum())
+    kept[kept < kept.topk(2).values[-1]] = 0
+    assert_follows(drawn(row, 10_000, temperature=1.5, min_p=min_p, top_k=2), kept / kept.sum())
+
+
+def test_min_p_of_one_is_greedy() -> None:
+    """The most probable token always stays."""
+    scores = logits(64)
+    assert torch.equal(sample(scores, rows(64, min_p=1.0)), scores.argmax(-1))
+
+
+GOLDEN = [261, 105, 12, 267, 199, 34, 257, 283]
+
+
+def test_tokens_of_rows_without_options_stay_what_they_were() -> None:
+    """The draws of eight seeds, beside rows with min_p or alone."""
+    scores = logits(8, seed=7)
+    assert sample(scores, rows(8)).tolist() == GOLDEN
+    assert sample(torch.cat((scores, scores)), rows(16, min_p=[0.0] * 8 + [0.5] * 8)).tolist()[:8] == GOLDEN

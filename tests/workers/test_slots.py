@@ -12,7 +12,7 @@ SPARE = 16
 
 @pytest.fixture
 def slots() -> Slots:
-    return Slots(max_slots=4, max_blocks=6, num_blocks=SPARE, page_size=4, device=torch.device("cpu"))
+    return Slots(max_slots=4, max_blocks=6, num_blocks=SPARE, page_size=4, device=torch.device("cpu"), vocab_size=97)
 
 
 def apply(slots: Slots, **fields: object) -> None:
@@ -120,6 +120,9 @@ def test_it_prints_its_state(slots: Slots) -> None:
         ({"admits": [admit(-1, [1], [2])]}, "slot outside 0 … 3"),
         ({"admits": [admit(0, [], [2])]}, "without tokens"),
         ({"admits": [admit(0, [1], [2], stops=range(10))]}, "more than 9 stop ids"),
+        ({"admits": [admit(0, [1], [2], allowed=pack([97]))]}, "allowed outside 0 … 96"),
+        ({"admits": [admit(0, [1], [2], bias_ids=pack([3]))]}, "1 ids have 0 biases"),
+        ({"admits": [admit(0, [97], [2], presence_penalty=1.0)]}, "token outside 0 … 96"),
         ({"admits": [admit(0, [1], [SPARE])]}, "block outside 0 … 15"),
         ({"admits": [admit(0, [1], range(7))]}, "more than 6 blocks"),
         ({"appends": pack([1, -1])}, "block outside 0 … 15"),

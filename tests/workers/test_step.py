@@ -20,7 +20,7 @@ def run(parts: tuple[Slots, Step], **fields: object) -> list[int]:
     slots, step = parts
     plan = Plan(epoch=0, step=0, **fields)  # type: ignore[arg-type]  # each test gives fields of a plan
     slots.apply(plan)
-    ids = step.run(build_batch(plan, slots))
+    ids = step.run(build_batch(plan, slots)).ids
     assert ids.dtype == torch.int32
     return [int(token) for token in ids]
 
@@ -91,6 +91,7 @@ def drawn(tokens: Sequence[int], count: int, **fields: float) -> list[int]:
             temperature=torch.tensor([fields["temperature"]]),
             top_k=torch.tensor([int(fields["top_k"])], dtype=torch.int32),
             top_p=torch.tensor([fields["top_p"]]),
+            min_p=torch.zeros(1),
             seed=torch.tensor([int(fields["seed"])]),
             choice=torch.tensor([int(fields["choice"])]),
             position=torch.tensor([len(tokens)]),
@@ -216,3 +217,37 @@ def test_a_random_story(seed: int) -> None:
     assert finished > 10
     assert slots.spare == 200
     assert step is parts[1]
+
+
+def penalised(prompt: Sequence[int], count: int, presence: float, blocked: int, min_tokens: int) -> list[int]:
+    """The greedy answer with a presence penalty, and without `blocked` at first, by hand."""
+    tokens: list[int] = []
+    for _ in range(count):
+        logits = [0.0] * VOCAB
+        logits[greedy([*prompt, *tokens], 1)[0]] = 10.0
+        for token in set(tokens):
+            logits[token] -= presence
+        if len(tokens) < min_tokens:
+            logits[blocked] = -float("inf")
+        tokens.append(logits.index(max(logits)))
+    return tokens
+
+
+def test_penalties_and_min_tokens_go_on_after_a_preemption() -> None:
+    """Counts and the number of generated tokens are those of the whole answer, in another slot and beside others."""
+    prompt = [0, 0]
+    expected = penalised(prompt, 6, presence=20.0, blocked=1, min_tokens=4)
+    assert expected != greedy(prompt, 6)
+    fields = {"presence_penalty": 20.0, "min_tokens": 4, "blocked": pack([1]), "prompt_len": 2}
+    parts = build()
+    both = [admit(3, prompt, [2, 6], **fields), admit(1, [5], [3, 4])]
+    out = [run(parts, admits=both, chunks=pack([1, 0, 1, 3, 0, 2]))[1]]
+    second = run(parts, decode=pack([3, 1]))
+    third = run(parts)
+    out += [second[0], third[0]]
+    assert [second[1], third[1]] == greedy([5], 3)[1:]
+    whole = [*prompt, *out]
+    again = admit(0, whole, [7, 8, 9], **fields)
+    out += run(parts, releases=pack([3]), admits=[again], chunks=pack([0, 0, len(whole)]), decode=b"")
+    out += run(parts, decode=pack([0])) + run(parts)
+    assert out == expected

@@ -9,12 +9,14 @@ import msgspec
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from toka.api.bulk import Bulk
 from toka.api.chat import Chat
 from toka.api.completions import Completions
 from toka.api.exchange import SCOPE_KEY, ClientGone, Exchange
-from toka.api.health import Fixed, Health, ServerInfo
+from toka.api.health import Fixed, Health, Load, ServerInfo
 from toka.api.models import Models
 from toka.api.service import ChatTemplate, Service, Tokenizer, shown
+from toka.api.tokenize import Detokenize, Tokenize, TokenizerInfo
 from toka.config import Config
 from toka.errors import EngineFault, NotFound, RequestError
 from toka.request import Sampling, Server
@@ -40,6 +42,7 @@ HARMLESS = frozenset(
         "worker_ports",
         "worker_timeout",
         "max_n",
+        "max_logprobs",
         "max_body_bytes",
         "log_level",
     }
@@ -94,12 +97,20 @@ class App:
     def __init__(self, service: Service) -> None:
         models = Models(service)
         health = Health(service)
+        chat = Chat(service)
+        bulk = Bulk(chat)
         self._router = Router(
             [
-                Route("/v1/chat/completions", Chat(service)),
+                Route("/v1/chat/completions", chat),
                 Route("/v1/completions", Completions(service)),
+                Route("/v1/chat/completions/batch", bulk),
+                Route("/custom/synchronous-batch-completions", bulk),
                 Route("/v1/models", models),
                 Route("/v1/models/{id:path}", models),
+                Route("/tokenize", Tokenize(service, chat)),
+                Route("/detokenize", Detokenize(service)),
+                Route("/tokenizer_info", TokenizerInfo(service)),
+                Route("/load", Load(service)),
                 Route("/health", health),
                 Route("/ready", health),
                 Route("/version", Fixed({"version": service.version})),

@@ -2,15 +2,19 @@
 
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
 from toka.api import errors
 from toka.api.chunks import ChatChunks
+from toka.api.details import Shown
 from toka.api.fields import CHAT
-from toka.api.generate import Generate, Label, Text, limit_name, limit_of
+from toka.api.generate import Generate, Job, Text, limit_name, limit_of
 from toka.api.limits import fit
+from toka.api.logprobs import chat_logprobs
 from toka.api.messages import check_continues, conversation
-from toka.api.reply import Choice
 from toka.api.schemas import ChatBody, ChatChoice, ChatCompletion, ChatMessage, Usage
 from toka.errors import BadRequest
+from toka.request import Delta
 
 RESERVED = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
 """Names that `chat_template_kwargs` cannot set: they have a field of their own, or none."""
@@ -74,18 +78,35 @@ class Chat(Generate[ChatBody]):
         overflow = self.service.config.max_tokens_overflow
         return fit(asked, prompts, context=context, param=self.param, overflow=overflow, name=limit_name(body))
 
-    def whole(self, label: Label, choices: list[Choice], usage: Usage) -> ChatCompletion:
+    def whole(self, job: Job[ChatBody], choices: list[Delta], usage: Usage) -> ChatCompletion:
         """An answer that is not streamed."""
+        label, details = job.label, job.details
+        shown = [None if details is None else details.take(one) for one in choices]
+        first = shown[0]
         return ChatCompletion(
             id=label.id,
             created=label.created,
             model=label.model,
             system_fingerprint=label.fingerprint,
-            choices=[
-                ChatChoice(one.index, ChatMessage(one.text), one.finish_reason, one.stop_reason) for one in choices
-            ],
+            choices=[chat_choice(one, detail) for one, detail in zip(choices, shown, strict=True)],
             usage=usage,
+            prompt_token_ids=UNSET if first is None or first.prompt_ids is None else first.prompt_ids,
+            prompt_logprobs=UNSET if first is None or first.prompt is None else first.prompt,
         )
+
+
+def chat_choice(delta: Delta, shown: Shown | None) -> ChatChoice:
+    """A whole choice."""
+    assert delta.finish_reason is not None
+    entries, ids = (None, None) if shown is None else (shown.entries, shown.ids)
+    return ChatChoice(
+        delta.index,
+        ChatMessage(delta.text),
+        delta.finish_reason,
+        delta.stop_reason,
+        None if entries is None else chat_logprobs(entries),
+        UNSET if ids is None else list(ids),
+    )
 
 
 def check_tools(body: ChatBody) -> None:

@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
+from toka.api.details import Details
+from toka.api.logprobs import chat_logprobs, text_logprobs
 from toka.api.reply import Tally
 from toka.errors import RequestError
 from toka.request import Delta
@@ -15,8 +17,13 @@ _encode = msgspec.json.Encoder().encode
 
 def encode_text(text: str) -> bytes:
     """A JSON string that stays on one line, also for clients that split lines where Unicode does."""
-    data = _encode(text)
-    if not text.isascii():
+    return encode_line(text)
+
+
+def encode_line(value: object) -> bytes:
+    """The same for any value."""
+    data = _encode(value)
+    if not data.isascii():
         data = data.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
         data = data.replace(b"\xc2\x85", b"\\u0085")
     return data
@@ -28,9 +35,19 @@ class Chunks(ABC):
     object: str
 
     def __init__(
-        self, tally: Tally, *, id: str, created: int, model: str, fingerprint: str, include_usage: bool, running: bool
+        self,
+        tally: Tally,
+        *,
+        id: str,
+        created: int,
+        model: str,
+        fingerprint: str,
+        include_usage: bool,
+        running: bool,
+        details: Details | None = None,
     ) -> None:
-        """`include_usage`: chunks say `"usage":null`, the last one what `tally` says. `running`: they all say it."""
+        """`details` is None if nothing but text is wanted. `include_usage`: chunks say `"usage":null`, the last one
+        what `tally` says. `running`: they all say it."""
         fields = {
             "id": id,
             "object": self.object,
@@ -43,6 +60,7 @@ class Chunks(ABC):
         self._include_usage = include_usage
         self._running = running
         self._tally = tally
+        self._details = details
         self._openings: dict[int, bytes] = {}
 
     def end(self) -> bytes:
@@ -78,14 +96,27 @@ class ChatChunks(Chunks):
     def add(self, out: list[bytes], delta: Delta) -> None:
         opening = self._openings.get(delta.index)
         tail = self._tail()
+        logprobs, more = b"null", b""
+        first = tail
+        if self._details is not None:
+            shown = self._details.take(delta)
+            if shown.entries:
+                logprobs = encode_line(chat_logprobs(shown.entries))
+            if shown.ids is not None:
+                more = b',"token_ids":' + _encode(shown.ids)
+            if shown.prompt_ids is not None:
+                first = b'],"prompt_token_ids":%b%b' % (_encode(shown.prompt_ids), tail[1:])
         if opening is None:
             opening = self._opening(delta.index, b'"delta":{"content":')
             role = b'"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
-            out.append(b'%b{"index":%d,%b%b' % (self._head, delta.index, role, tail))
+            out.append(b'%b{"index":%d,%b%b' % (self._head, delta.index, role, first))
         if delta.text:
-            out += (opening, encode_text(delta.text), b'},"logprobs":null,"finish_reason":null}', tail)
+            end = b'},"logprobs":%b,"finish_reason":null%b}' % (logprobs, more)
+            out += (opening, encode_text(delta.text), end, tail)
+            logprobs, more = b"null", b',"token_ids":[]' if more else b""
         if delta.finish_reason is not None:
-            end = b'"delta":{},"logprobs":null,"finish_reason":%b,"stop_reason":%b}' % _end(delta)
+            reason, stop = _end(delta)
+            end = b'"delta":{},"logprobs":%b,"finish_reason":%b,"stop_reason":%b%b}' % (logprobs, reason, stop, more)
             out.append(b'%b{"index":%d,%b%b' % (self._head, delta.index, end, tail))
 
 
@@ -96,11 +127,23 @@ class TextChunks(Chunks):
 
     def add(self, out: list[bytes], delta: Delta) -> None:
         opening = self._openings.get(delta.index) or self._opening(delta.index, b'"text":')
+        text, logprobs, more = delta.text, b"null", b""
+        if self._details is not None:
+            shown = self._details.take(delta)
+            text = shown.text
+            if shown.entries:
+                logprobs = encode_line(text_logprobs(shown.entries))
+            if shown.ids is not None:
+                more = b',"token_ids":' + _encode(shown.ids)
+            if shown.prompt_ids is not None:
+                more += b',"prompt_token_ids":' + _encode(shown.prompt_ids)
         if delta.finish_reason is not None:
-            end = b',"logprobs":null,"finish_reason":%b,"stop_reason":%b}' % _end(delta)
-            out += (opening, encode_text(delta.text), end, self._tail())
-        elif delta.text:
-            out += (opening, encode_text(delta.text), b',"logprobs":null,"finish_reason":null}', self._tail())
+            reason, stop = _end(delta)
+            end = b',"logprobs":%b,"finish_reason":%b,"stop_reason":%b%b}' % (logprobs, reason, stop, more)
+            out += (opening, encode_text(text), end, self._tail())
+        elif text or more or logprobs != b"null":
+            end = b',"logprobs":%b,"finish_reason":null%b}' % (logprobs, more)
+            out += (opening, encode_text(text), end, self._tail())
 
 
 def _end(delta: Delta) -> tuple[bytes, bytes]:

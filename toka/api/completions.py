@@ -2,15 +2,20 @@
 
 from collections.abc import Sequence
 
+from msgspec import UNSET
+
 from toka.api import errors
 from toka.api.chunks import TextChunks
+from toka.api.details import Details
 from toka.api.fields import COMPLETION
-from toka.api.generate import Generate, Label, Text, limit_name, limit_of
+from toka.api.generate import Generate, Job, Text, limit_name, limit_of
 from toka.api.limits import fit
-from toka.api.reply import Choice
+from toka.api.logprobs import text_logprobs
+from toka.api.sampling import check_ids as check_each
 from toka.api.schemas import CompletionBody, TextChoice, TextCompletion, Usage
 from toka.api.service import Tokenizer
 from toka.errors import BadRequest
+from toka.request import Delta
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -43,16 +48,44 @@ class Completions(Generate[CompletionBody]):
         overflow = self.service.config.max_tokens_overflow
         return fit(asked, prompts, context=context, param=self.param, overflow=overflow, name=limit_name(body))
 
-    def whole(self, label: Label, choices: list[Choice], usage: Usage) -> TextCompletion:
+    def echoes(self, body: CompletionBody) -> bool:
+        """The client's choice."""
+        return body.echo
+
+    def prompt_texts(self, body: CompletionBody, prompts: list[list[int]]) -> list[str]:
+        """Texts as they were sent, ids decoded."""
+        texts, _ = split(body.prompt)
+        return texts or [self.service.tokenizer.decode(ids) for ids in prompts]
+
+    def whole(self, job: Job[CompletionBody], choices: list[Delta], usage: Usage) -> TextCompletion:
         """An answer that is not streamed."""
+        label = job.label
         return TextCompletion(
             id=label.id,
             created=label.created,
             model=label.model,
             system_fingerprint=label.fingerprint,
-            choices=[TextChoice(one.index, one.text, one.finish_reason, one.stop_reason) for one in choices],
+            choices=[text_choice(one, job.details) for one in choices],
             usage=usage,
         )
+
+
+def text_choice(delta: Delta, details: Details | None) -> TextChoice:
+    """A whole choice."""
+    assert delta.finish_reason is not None
+    if details is None:
+        return TextChoice(delta.index, delta.text, delta.finish_reason, delta.stop_reason)
+    shown = details.take(delta)
+    return TextChoice(
+        delta.index,
+        shown.text,
+        delta.finish_reason,
+        delta.stop_reason,
+        None if shown.entries is None else text_logprobs(shown.entries),
+        UNSET if shown.ids is None else list(shown.ids),
+        UNSET if shown.prompt_ids is None else shown.prompt_ids,
+        UNSET if shown.prompt is None else shown.prompt,
+    )
 
 
 def split(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[list[int]]]:
@@ -81,10 +114,7 @@ def check_ids(ids: list[int], param: str, vocab_size: int) -> None:
     """Token ids are used as they are, so each must be one. Raises BadRequest."""
     if not ids:
         raise errors.empty(param, "array")
-    if max(ids) >= vocab_size or min(ids) < 0:
-        index, bad = next((index, one) for index, one in enumerate(ids) if not 0 <= one < vocab_size)
-        sign, bound = ("<", vocab_size) if bad >= 0 else (">=", 0)
-        raise errors.out_of_range(f"{param}[{index}]", "integer", sign, bound, bad)
+    check_each(ids, param, vocab_size)
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -30,47 +30,32 @@ IGNORED = frozenset(
 """Accepted with any value and without effect. Nothing is ever stored."""
 
 UNSERVED: dict[str, tuple[object, ...]] = {
-    "allowed_token_ids": (),
     "bad_words": ([],),
-    "cache_salt": (),
     "custom_params": (),
     "detokenize": (True,),
     "ebnf": (),
-    "echo": (False,),
-    "frequency_penalty": (0,),
     "guided_choice": (),
     "guided_decoding_backend": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_whitespace_pattern": (),
-    "include_stop_str_in_output": (False,),
     "json_schema": (),
     "kv_transfer_params": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": ([],),
+    "logprobs_format": (),
     "lora_path": (),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "no_stop_trim": (False,),
-    "presence_penalty": (0,),
-    "priority": (0,),
-    "prompt_logprobs": (),
     "regex": (),
-    "repetition_penalty": (1,),
     "request_id": (),
     "response_format": ({"type": "text"},),
     "return_hidden_states": (False,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
     "rid": (),
     "skip_special_tokens": (True,),
     "stop_regex": ([],),
-    "stop_token_ids": ([],),
     "stream_interval": (1,),
     "structured_outputs": (),
-    "timeout_s": (),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
@@ -78,6 +63,7 @@ UNSERVED: dict[str, tuple[object, ...]] = {
 """Known to OpenAI's, vLLM's or SGLang's clients and not served: refused unless null or one of these neutral values."""
 
 UNSERVED_CHAT: dict[str, tuple[object, ...]] = UNSERVED | {
+    "echo": (False,),
     "add_special_tokens": (False,),
     "audio": (),
     "chat_template": (),
@@ -85,7 +71,6 @@ UNSERVED_CHAT: dict[str, tuple[object, ...]] = UNSERVED | {
     "function_call": ("none",),
     "functions": ([],),
     "include_reasoning": (True,),
-    "logprobs": (False,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
@@ -94,13 +79,11 @@ UNSERVED_CHAT: dict[str, tuple[object, ...]] = UNSERVED | {
     "separate_reasoning": (True,),
     "stream_reasoning": (True,),
     "thinking_token_budget": (),
-    "top_logprobs": (0,),
     "web_search_options": (),
 }
 
 UNSERVED_COMPLETION: dict[str, tuple[object, ...]] = UNSERVED | {
     "add_special_tokens": (True,),
-    "logprobs": (),
     "prompt_embeds": (),
     "suffix": ("",),
 }
@@ -133,6 +116,10 @@ class Schema(Generic[T]):
             decoded = msgspec.json.decode(body)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise errors.invalid_json(body, error) from None
+        return self.check(decoded)
+
+    def check(self, decoded: object) -> T:
+        """The same for a body that has been decoded already, and for one of several in a body."""
         if not isinstance(decoded, dict):
             raise errors.not_an_object(decoded)
         fields: dict[str, object] = {}

@@ -5,26 +5,29 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, TypeVar
 
 from toka.api import errors
 from toka.api.chunks import Chunks
+from toka.api.details import Asked, Details
 from toka.api.exchange import ClientGone, Endpoint, Exchange, Hangup
 from toka.api.fields import Schema
 from toka.api.limits import check_prompts
-from toka.api.reply import Choice, Reply, Tally, Whole
-from toka.api.schemas import GenerationBody, Usage
+from toka.api.logprobs import Names, mean
+from toka.api.relay import Relay, copies, prompt_only
+from toka.api.reply import Reply, Tally, Whole
+from toka.api.sampling import check_logprobs, logprobs_of, sampling_of
+from toka.api.schemas import CompletionBody, GenerationBody, Usage
 from toka.api.service import Service
 from toka.api.stream import EventStream
-from toka.errors import BadRequest
-from toka.request import Delta, Request, Sampling
+from toka.errors import BadRequest, DeadlinePassed
+from toka.request import Delta, Listener, Request
 
 INLINE_CHARS = 8192
 """Longer texts are tokenized in a thread: one long word can take seconds."""
-GREEDY_BELOW = 1e-5
-"""Temperatures below are 0: dividing by them overflows."""
-MAX_TOP_K = 2**31 - 1
+LONGEST_TIMER = 1e6
+"""Seconds: eleven days. Event loops refuse timers of centuries."""
 
 B = TypeVar("B", bound=GenerationBody)
 
@@ -45,6 +48,25 @@ class Label:
     created: int
     model: str
     fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Generic[B]):
+    """A request that may be submitted, and how it is answered."""
+
+    body: B
+    label: Label
+    request: Request
+    samples: int
+    """Choices of each prompt, before the best are taken. Of a greedy request the engine makes one."""
+    no_answer: bool
+    """max_tokens is 0: whatever the engine samples is dropped."""
+    details: Details | None
+
+    def tally(self) -> Tally:
+        """The books of its answer."""
+        prompts = self.request.prompts
+        return Tally(len(prompts) * self.samples, sum(map(len, prompts)))
 
 
 class Generate(Endpoint, Generic[B]):
@@ -69,70 +91,135 @@ class Generate(Endpoint, Generic[B]):
         """New tokens of each choice, None for what the context holds. Raises ContextLengthExceeded."""
 
     @abstractmethod
-    def whole(self, label: Label, choices: list[Choice], usage: Usage) -> object:
+    def whole(self, job: "Job[B]", choices: list[Delta], usage: Usage) -> object:
         """The body of an answer that is not streamed."""
 
     async def serve(self, exchange: Exchange) -> None:
         """The whole life of a request. Everything is checked before the engine hears of it."""
-        service = self.service
-        body = self.schema.parse(await exchange.read_json(service.config.max_body_bytes))
-        model = service.model(body.model)
-        check_common(body, service.config.max_n)
-        text = self.text(body)
+        body = self.schema.parse(await exchange.read_json(self.service.config.max_body_bytes))
+        text = self.check(body)
         hangup = Hangup(exchange.receive)
         try:
-            prompts = text.tokenize() if text.chars <= INLINE_CHARS else await asyncio.to_thread(text.tokenize)
+            job = await self.job(body, text)
             if hangup.gone:
                 raise ClientGone("before the engine heard of it")
-            label = Label(self.id_prefix + secrets.token_hex(16), int(time.time()), model, service.fingerprint)
-            await self._answer(exchange, hangup, body, label, self._request(body, label.id, prompts))
+            await self._answer(exchange, hangup, job)
         finally:
             hangup.close()
 
-    def _request(self, body: B, id: str, prompts: list[list[int]]) -> Request:
+    def check(self, body: B) -> Text:
+        """All that can be said of a body before its text is tokenized. Raises RequestError."""
+        config = self.service.config
+        self.service.model(body.model)
+        check_common(body, config.max_n)
+        check_logprobs(body, config.max_logprobs)
+        return self.text(body)
+
+    async def job(self, body: B, text: Text) -> "Job[B]":
+        """Tokenize, and make the request. Raises RequestError."""
         service = self.service
+        prompts = text.tokenize() if text.chars <= INLINE_CHARS else await asyncio.to_thread(text.tokenize)
+        model = service.model(body.model)
+        label = Label(self.id_prefix + secrets.token_hex(16), int(time.time()), model, service.fingerprint)
+        return self._job(body, label, prompts)
+
+    def _job(self, body: B, label: Label, prompts: list[list[int]]) -> "Job[B]":
+        service = self.service
+        sampling = sampling_of(body, service.defaults, service.tokenizer.vocab_size)
+        no_answer = limit_of(body) == 0
+        scored = sampling.prompt_logprobs >= 0
         context = service.server.max_model_len
-        asked = limit_of(body)
-        check_prompts(prompts, context=context, param=self.param, new=0 if asked == 0 else 1)
+        check_prompts(prompts, context=context, param=self.param, new=0 if no_answer and not scored else 1)
+        max_tokens = self.max_tokens(body, prompts)
+        if max_tokens is not None and body.min_tokens > max_tokens:
+            raise errors.wrong_value(
+                "min_tokens", f"it is more than the {max_tokens} tokens that the answer may have at most."
+            )
+        if no_answer and scored:
+            max_tokens = 1
+        samples = body.best_of or body.n
+        greedy = sampling.temperature == 0
         stop = body.stop or ()
-        return Request(
-            id=id,
+        request = Request(
+            id=label.id,
             prompts=prompts,
-            n=body.n,
-            max_tokens=self.max_tokens(body, prompts),
-            sampling=sampling_of(body, service.defaults),
+            n=1 if greedy else samples,
+            max_tokens=max_tokens,
+            sampling=sampling,
             seed=body.seed,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            include_stop=body.include_stop_str_in_output,
+            stop_ids=tuple(dict.fromkeys(body.stop_token_ids)),
             ignore_eos=body.ignore_eos,
             stream=body.stream,
+            priority=body.priority,
+            cache_salt=body.cache_salt,
         )
+        return Job(body, label, request, samples, no_answer, self._details(body, prompts, body.n))
 
-    async def _answer(self, exchange: Exchange, hangup: Hangup, body: B, label: Label, request: Request) -> None:
-        tally = Tally(len(request.prompts) * request.n, sum(map(len, request.prompts)))
+    def _details(self, body: B, prompts: list[list[int]], samples: int) -> Details | None:
+        """What is to be told besides the text; None: nothing."""
+        asked = Asked(
+            logprobs=logprobs_of(body),
+            prompt_logprobs=-1 if body.prompt_logprobs is None else body.prompt_logprobs,
+            token_ids=body.return_token_ids,
+            echo=self.echoes(body),
+        )
+        if asked == Asked():
+            return None
+        names = Names(self.service.tokenizer, body.return_tokens_as_token_ids)
+        return Details(asked, names, prompts, self.prompt_texts(body, prompts) if asked.echo else [], samples)
+
+    def echoes(self, body: B) -> bool:
+        """Whether the prompt comes before the answer."""
+        return False
+
+    def prompt_texts(self, body: B, prompts: list[list[int]]) -> list[str]:
+        """The prompts as they are echoed."""
+        raise NotImplementedError
+
+    def begin(self, job: "Job[B]", reply: Reply) -> None:
+        """Submit the request. Raises RequestError."""
+        if job.request.max_tokens == 0:
+            reply.deliver([Delta(index, "", 0, "length") for index in range(reply.tally.open)])
+            return
+        listener: Listener = reply
+        if job.no_answer:
+            listener = Relay(listener, prompt_only)
+        if job.request.n < job.samples:
+            listener = Relay(listener, copies(job.samples))
+        reply.tally.generation = self.service.server.submit(job.request, listener)
+
+    def collected(self, job: "Job[B]", whole: Whole) -> object:
+        """The body of an answer that is complete and not streamed."""
+        return self.whole(job, best(whole.choices(), job.samples, job.body.n), whole.tally.usage())
+
+    async def _answer(self, exchange: Exchange, hangup: Hangup, job: "Job[B]") -> None:
+        tally = job.tally()
         reply: Reply
         whole: Whole | None = None
-        if request.stream:
-            reply = EventStream(exchange, tally, self._chunks(body, label, tally))
+        if job.request.stream:
+            reply = EventStream(exchange, tally, self._chunks(job, tally))
         else:
             reply = whole = Whole(tally)
         hangup.tell(reply.hang_up)
+        alarm = deadline(job.body.timeout_s, reply)
         try:
-            if request.max_tokens == 0:
-                reply.deliver([Delta(index, "", 0, "length") for index in range(tally.open)])
-            else:
-                tally.generation = self.service.server.submit(request, reply)
+            self.begin(job, reply)
             await reply.finished
         finally:
+            if alarm is not None:
+                alarm.cancel()
             reply.close()
         if reply.failure is not None:
             raise reply.failure
         if reply.gone:
             raise ClientGone("before the answer was whole")
         if whole is not None:
-            await exchange.respond_json(self.whole(label, whole.choices(), tally.usage()))
+            await exchange.respond_json(self.collected(job, whole))
 
-    def _chunks(self, body: B, label: Label, tally: Tally) -> Chunks:
-        options = body.stream_options
+    def _chunks(self, job: "Job[B]", tally: Tally) -> Chunks:
+        label, options = job.label, job.body.stream_options
         return self.chunks(
             tally,
             id=label.id,
@@ -141,6 +228,7 @@ class Generate(Endpoint, Generic[B]):
             fingerprint=label.fingerprint,
             include_usage=options is not None and bool(options.include_usage),
             running=options is not None and bool(options.continuous_usage_stats),
+            details=job.details,
         )
 
 
@@ -161,7 +249,10 @@ def check_common(body: GenerationBody, max_n: int) -> None:
     if body.best_of is not None and body.best_of != body.n:
         if body.best_of < body.n:
             raise errors.wrong_value("best_of", f"expected best_of >= n, but got {body.best_of} with n = {body.n}.")
-        raise errors.unsupported("best_of")
+        if body.stream or not isinstance(body, CompletionBody):
+            raise errors.unsupported("best_of")
+        if body.best_of > max_n:
+            raise errors.out_of_range("best_of", "integer", "<=", max_n, body.best_of)
     if body.stream_options is not None and not body.stream:
         raise BadRequest(
             "The 'stream_options' parameter is only allowed when 'stream' is true.",
@@ -170,12 +261,19 @@ def check_common(body: GenerationBody, max_n: int) -> None:
         )
 
 
-def sampling_of(body: GenerationBody, defaults: Sampling) -> Sampling:
-    """How to choose tokens; what the client left open is as in `defaults`."""
-    temperature = defaults.temperature if body.temperature is None else body.temperature
-    top_k = defaults.top_k if body.top_k is None else body.top_k
-    return Sampling(
-        temperature=0.0 if temperature < GREEDY_BELOW else temperature,
-        top_p=defaults.top_p if body.top_p is None else body.top_p,
-        top_k=min(max(top_k, 0), MAX_TOP_K),
-    )
+def best(choices: list[Delta], samples: int, n: int) -> list[Delta]:
+    """Of each prompt's `samples` the `n` with the highest mean log-probability, best first, numbered anew."""
+    if samples == n:
+        return choices
+    kept: list[Delta] = []
+    for start in range(0, len(choices), samples):
+        kept += sorted(choices[start : start + samples], key=lambda one: -mean(one.scores))[:n]
+    return [replace(one, index=index) for index, one in enumerate(kept)]
+
+
+def deadline(seconds: float | None, reply: Reply) -> asyncio.TimerHandle | None:
+    """Fail the reply after so many seconds; None: never."""
+    if seconds is None:
+        return None
+    error = DeadlinePassed(f"The request took longer than its timeout_s of {seconds:g} seconds.")
+    return asyncio.get_running_loop().call_later(min(seconds, LONGEST_TIMER), reply.fail, error)

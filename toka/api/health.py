@@ -1,4 +1,4 @@
-"""The small routes that tell how the server is: /health, /ready, /version, /ping, /server_info."""
+"""The small routes that tell how the server is: /health, /ready, /version, /ping, /load, /server_info."""
 
 import msgspec
 
@@ -29,6 +29,17 @@ class Fixed(Endpoint):
     async def serve(self, exchange: Exchange) -> None:
         """Answer."""
         await exchange.respond_json(self._value)
+
+
+class Load(Endpoint):
+    """/load: requests that are open, as vLLM calls them."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    async def serve(self, exchange: Exchange) -> None:
+        """Answer."""
+        await exchange.respond_json({"server_load": self.service.server.info()["requests_open"]})
 
 
 class ServerInfo(Endpoint):

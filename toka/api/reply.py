@@ -2,8 +2,8 @@
 
 from abc import ABC, abstractmethod
 from asyncio import Future, get_running_loop
-from dataclasses import dataclass
 
+from toka.api.relay import joined
 from toka.api.schemas import PromptTokensDetails, Usage
 from toka.errors import RequestError
 from toka.request import Delta, Generation
@@ -77,35 +77,21 @@ class Reply(ABC):
             self.finished.set_result(None)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A whole choice."""
-
-    index: int
-    text: str
-    finish_reason: str
-    stop_reason: str | None
-
-
 class Whole(Reply):
     """Collects the answer of a request that is not streamed."""
 
     def __init__(self, tally: Tally) -> None:
         super().__init__(tally)
-        self._texts: list[list[str]] = [[] for _ in range(tally.open)]
-        self._choices: list[Choice] = []
+        self._deltas: list[list[Delta]] = [[] for _ in range(tally.open)]
 
     def deliver(self, deltas: list[Delta]) -> None:
-        """Keep the text until every choice has ended."""
+        """Keep them until every choice has ended."""
         for delta in deltas:
             self.tally.count(delta)
-            texts = self._texts[delta.index]
-            texts.append(delta.text)
-            if delta.finish_reason is not None:
-                self._choices.append(Choice(delta.index, "".join(texts), delta.finish_reason, delta.stop_reason))
+            self._deltas[delta.index].append(delta)
         if self.tally.open == 0:
             self.finish()
 
-    def choices(self) -> list[Choice]:
-        """Those that have ended, by index."""
-        return sorted(self._choices, key=lambda choice: choice.index)
+    def choices(self) -> list[Delta]:
+        """All of each choice as one delta, by index."""
+        return [joined(deltas) for deltas in self._deltas]

@@ -2,14 +2,19 @@
 
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 MAX_STOPS = 16
 """OpenAI allows 4; evaluation harnesses forward every `until` they have."""
+MAX_IDS = 1024
+"""Token ids in `stop_token_ids`, `allowed_token_ids` and `logit_bias`."""
 
 Natural = Annotated[int, Meta(ge=0)]
+Natural32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Stop = Annotated[str, Meta(min_length=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,6 +47,28 @@ class GenerationBody(Struct, frozen=True, kw_only=True):
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool = False
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: dict[str, object] = {}
+    """Token ids, as strings, to what is added to their logits: -100 to 100."""
+    min_tokens: Natural32 = 0
+    """Tokens before which nothing ends a choice."""
+    stop_token_ids: Annotated[list[int], Meta(max_length=MAX_IDS)] = []
+    include_stop_str_in_output: bool = False
+    allowed_token_ids: Annotated[list[int], Meta(min_length=1, max_length=MAX_IDS)] | None = None
+    cache_salt: Annotated[str, Meta(min_length=1)] = ""
+    """Requests of different salts share no cached prefix."""
+    priority: Int32 = 0
+    """Lower numbers start first."""
+    prompt_logprobs: Natural32 | None = None
+    """How many most probable tokens to report in the place of each prompt token, besides that token."""
+    return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    """Name tokens `token_id:N` in log-probabilities."""
+    timeout_s: Annotated[float, Meta(gt=0)] | None = None
+    """Seconds after which the request is given up with a 408."""
 
 
 class ChatBody(GenerationBody, frozen=True, kw_only=True):
@@ -52,6 +79,9 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     """Whatever the template knows."""
+    logprobs: bool = False
+    top_logprobs: Natural32 | None = None
+    """Needs `logprobs`."""
     tools: list[dict[str, object]] = []
     tool_choice: str | dict[str, object] = "auto"
 
@@ -61,6 +91,10 @@ class CompletionBody(GenerationBody, frozen=True, kw_only=True):
 
     prompt: str | Annotated[list[str | int | list[int]], Meta(min_length=1)]
     """A text, token ids, or a list of one of them; not mixed, which the schema cannot say."""
+    logprobs: Natural32 | None = None
+    """Report the log-probability of each token, and this many most probable ones."""
+    echo: bool = False
+    """The prompt comes before its completion."""
 
 
 class PromptTokensDetails(Struct, frozen=True):
@@ -76,6 +110,50 @@ class Usage(Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class TopLogprob(Struct, frozen=True):
+    """A token that might have been sampled. `bytes` is null for one that stands for no text."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(Struct, frozen=True):
+    """A token that was sampled."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class TextLogprobs(Struct, frozen=True):
+    """Four lists of one length. Of the first token of an echoed prompt there is no log-probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+    """In characters of the choice's text."""
+
+
+class PromptLogprob(Struct, frozen=True):
+    """vLLM's: `rank` counts from 1; null for a prompt token that is not among the most probable ones reported."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each prompt token, by id: itself and the most probable ones in its place; null for the first."""
+
+
 class ChatMessage(Struct, frozen=True):
     content: str
     role: str = "assistant"
@@ -86,16 +164,20 @@ class ChatChoice(Struct, frozen=True):
     index: int
     message: ChatMessage
     finish_reason: str
-    stop_reason: str | None
-    logprobs: None = None
+    stop_reason: str | int | None
+    logprobs: ChatLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class TextChoice(Struct, frozen=True):
     index: int
     text: str
     finish_reason: str
-    stop_reason: str | None
-    logprobs: None = None
+    stop_reason: str | int | None
+    logprobs: TextLogprobs | None = None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
@@ -106,6 +188,8 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class TextCompletion(Struct, frozen=True, kw_only=True):

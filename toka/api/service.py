@@ -28,8 +28,25 @@ class Tokenizer(Protocol):
     def bos_id(self) -> int | None:
         """What an empty prompt starts from."""
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that have no text in an answer."""
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """The tokenizer's tokenizer_config.json."""
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of ids."""
+
+    def bytes_of(self, id: int, first: bool = False) -> bytes:
+        """What an id adds to the bytes of a text, which it begins if `first`; nothing for special tokens."""
+
+    def token_of(self, id: int) -> str:
+        """What the vocabulary calls an id; empty for one that it lacks."""
 
 
 class ChatTemplate(Protocol):

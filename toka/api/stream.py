@@ -9,12 +9,12 @@ import asyncio
 import logging
 import types
 from collections.abc import Generator
-from dataclasses import dataclass
 
 from starlette.types import Message
 
 from toka.api.chunks import Chunks
 from toka.api.exchange import Exchange
+from toka.api.relay import joined
 from toka.api.reply import Reply, Tally
 from toka.errors import EngineFault, RequestError
 from toka.request import Delta
@@ -52,19 +52,6 @@ def resume(driven: Driven, waiting: object) -> Generator[object, object, object]
             return (yield from driven)
 
 
-@dataclass(slots=True)
-class Held:
-    """What a slow client has not been sent of one choice, joined."""
-
-    texts: list[str]
-    last: Delta
-
-    def delta(self) -> Delta:
-        """As one delta."""
-        last = self.last
-        return Delta(last.index, "".join(self.texts), last.tokens, last.finish_reason, last.stop_reason)
-
-
 class EventStream(Reply):
     """A Listener that writes server-sent events. The headers wait for the first delta, or for `silence` seconds."""
 
@@ -79,7 +66,8 @@ class EventStream(Reply):
         self._timer = self._loop.call_at(self._written_at + silence, self._tick)
         self._sending: asyncio.Task[None] | None = None
         """Finishes a write that had to wait. While it runs nothing else is written."""
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, list[Delta]] = {}
+        """What a slow client has not been sent, by choice."""
         self._held_failure: RequestError | None = None
         self._over = False
         """The last byte is written or on its way, or nobody wants it."""
@@ -140,12 +128,7 @@ class EventStream(Reply):
 
     def _hold(self, deltas: list[Delta]) -> None:
         for delta in deltas:
-            held = self._held.get(delta.index)
-            if held is None:
-                self._held[delta.index] = Held([delta.text], delta)
-            else:
-                held.texts.append(delta.text)
-                held.last = delta
+            self._held.setdefault(delta.index, []).append(delta)
 
     def _tick(self) -> None:
         """The timer is set again only here, so that a write costs no timer."""
@@ -193,7 +176,7 @@ class EventStream(Reply):
             self.finish()
             return
         if self._held and not self._over:
-            held = [one.delta() for one in self._held.values()]
+            held = [joined(deltas) for deltas in self._held.values()]
             self._held.clear()
             self._write_deltas(held)
         if self._held_failure is not None and self._sending is None and not self._over:

@@ -19,10 +19,16 @@ _FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 class Tokenizer:
     """The ids that transformers' AutoTokenizer gives for the same folder. Safe to use from several threads."""
 
-    __slots__ = ("_backend", "bos_id", "fallback_ids", "named", "special_ids", "token_bytes", "vocab_size")
+    __slots__ = ("_backend", "bos_id", "fallback_ids", "named", "settings", "special_ids", "token_bytes", "vocab_size")
 
-    def __init__(self, backend: tokenizers.Tokenizer, named: dict[str, str]) -> None:
-        """`named` are the texts of the tokens that have a name, such as `bos_token`."""
+    def __init__(
+        self, backend: tokenizers.Tokenizer, named: dict[str, str], settings: dict[str, Any] | None = None
+    ) -> None:
+        """`named` are the texts of the tokens that have a name, such as `bos_token`.
+
+        `settings` is tokenizer_config.json, for those who ask.
+        """
+        self.settings = settings or {}
         self._backend = backend
         self.named = named
         bos = named.get("bos_token")
@@ -66,7 +72,7 @@ class Tokenizer:
         named = special_tokens(folder)
         _add_missing(backend, settings, named)
         backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
-        return cls(backend, named)
+        return cls(backend, named, settings)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`. Special tokens that are written out in it become their ids.
@@ -80,9 +86,29 @@ class Tokenizer:
             text = _SURROGATE.sub("\ufffd", text)
         return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of `ids`, without special tokens and without ids that no token has."""
-        return self._backend.decode(ids, skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`, without special tokens unless asked for, and without ids that no token has."""
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def bytes_of(self, id: int, first: bool = False) -> bytes:
+        """What `id` adds to the bytes of a text, which it begins if `first`; nothing for special tokens.
+
+        Exact for byte-level decoders. Others may change a token by its neighbours: then what it adds by itself.
+        """
+        if self.token_bytes is not None:
+            return self.token_bytes[id] if id < len(self.token_bytes) else b""
+        token = self._backend.id_to_token(id)
+        if token is None or id in self.special_ids:
+            return b""
+        if id in self.fallback_ids:
+            return bytes([int(token[3:5], 16)])
+        if first or "\u2581" not in token:
+            return self._backend.decode([id]).encode()
+        return token.replace("\u2581", " ").encode()
+
+    def token_of(self, id: int) -> str:
+        """What the vocabulary calls `id`; empty if it has no such id."""
+        return self._backend.id_to_token(id) or ""
 
     def id_of(self, token: str) -> int | None:
         """The id of a token, or None if the vocabulary lacks it."""

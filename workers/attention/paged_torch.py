@@ -38,7 +38,7 @@ class _Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _Bucket:
     """R rows of one token each."""
 
     tokens: slice | Tensor
@@ -77,7 +77,7 @@ class _Step:
     places: Tensor
     """int64[2T]: see `KVCache.places`."""
     chunks: list[_Chunk]
-    groups: list[_Group]
+    buckets: list[_Bucket]
 
 
 class PagedTorch:
@@ -98,13 +98,13 @@ class PagedTorch:
         starts, lengths = batch.starts.tolist(), [max(length, 1) for length in batch.lengths.tolist()]
         prefills = batch.num_prefill_rows
         decodes = lengths[prefills:]
-        members = self._grouped(decodes)
+        members = self._bucketed(decodes)
         chunks = [
             self._chunk(starts[row], starts[row + 1], lengths[row], batch.tables[row : row + 1])
             for row in range(prefills)
         ]
         groups = [
-            self._group(starts[prefills], rows, decodes, batch.tables[prefills:], whole=len(members) == 1)
+            self._bucket(starts[prefills], rows, decodes, batch.tables[prefills:], whole=len(members) == 1)
             for rows in members
         ]
         self._step = _Step(self._cache.places(batch.writes), chunks, groups)
@@ -114,19 +114,19 @@ class PagedTorch:
         step = self._step
         assert step is not None, "plan comes first"
         self._cache.write(layer, k, v, step.places)
-        if not step.chunks and len(step.groups) == 1:
-            return self._decode(q, step.groups[0], layer)
+        if not step.chunks and len(step.buckets) == 1:
+            return self._decode(q, step.buckets[0], layer)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for chunk in step.chunks:
             self._prefill(q, k, v, chunk, layer, out)
-        for group in step.groups:
-            out[group.tokens] = self._decode(q[group.tokens], group, layer)
+        for bucket in step.buckets:
+            out[bucket.tokens] = self._decode(q[bucket.tokens], bucket, layer)
         return out
 
-    def _decode(self, q_RHD: Tensor, group: _Group, layer: int) -> Tensor:
-        keys = self._gather(group.keys, layer)
+    def _decode(self, q_RHD: Tensor, bucket: _Bucket, layer: int) -> Tensor:
+        keys = self._gather(bucket.keys, layer)
         out_RH1D = F.scaled_dot_product_attention(
-            q_RHD.unsqueeze(2), keys.k, keys.v, attn_mask=group.mask, enable_gqa=True
+            q_RHD.unsqueeze(2), keys.k, keys.v, attn_mask=bucket.mask, enable_gqa=True
         )
         return out_RH1D.squeeze(2)
 
@@ -154,7 +154,7 @@ class PagedTorch:
         torch.index_select(self._paged[layer], 0, keys.index, out=keys.copy)
         return keys
 
-    def _grouped(self, lengths: list[int]) -> list[list[int]]:
+    def _bucketed(self, lengths: list[int]) -> list[list[int]]:
         """Rows by number, in groups. A group ends before a row that wastes much of what it would be padded to, or where
         more blocks would be copied than a group may."""
         order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
@@ -172,7 +172,7 @@ class PagedTorch:
             groups[-1].append(row)
         return groups
 
-    def _group(self, first: int, rows: list[int], lengths: list[int], tables: Tensor, *, whole: bool) -> _Group:
+    def _bucket(self, first: int, rows: list[int], lengths: list[int], tables: Tensor, *, whole: bool) -> _Bucket:
         """`rows` of the decoding rows, whose tokens begin at `first`. `whole`: they are all of them."""
         if whole:
             rows = list(range(len(rows)))
@@ -186,7 +186,7 @@ class PagedTorch:
         if min(own) < longest:
             behind = torch.arange(longest, device=tables.device) >= torch.tensor(own, device=tables.device)[:, None]
             mask = self._buffer.new_zeros(behind.shape).masked_fill_(behind, -torch.inf)[:, None, None]
-        return _Group(tokens, self._keys(tables, longest), mask)
+        return _Bucket(tokens, self._keys(tables, longest), mask)
 
     def _chunk(self, first: int, last: int, length: int, table: Tensor) -> _Chunk:
         past = length - (last - first)

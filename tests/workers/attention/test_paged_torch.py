@@ -120,11 +120,11 @@ def test_what_a_group_copies_is_bounded(tight: Bench) -> None:
 def test_groups_pad_little_and_are_few() -> None:
     """A row of 8,000 keys does not stretch sixty of 50, and rows of like lengths stay together."""
     attention = Bench(4, 16).attention
-    ragged = attention._grouped([50] * 30 + [8000] + [55] * 30)
+    ragged = attention._bucketed([50] * 30 + [8000] + [55] * 30)
     assert [len(group) for group in ragged] == [1, 60]
     assert ragged[0] == [30]
-    assert len(attention._grouped([100 + index for index in range(64)])) == 1
-    assert len(attention._grouped([10, 20, 40, 80])) == 1
+    assert len(attention._bucketed([100 + index for index in range(64)])) == 1
+    assert len(attention._bucketed([10, 20, 40, 80])) == 1
 
 
 def test_a_row_reads_blocks_that_another_fills_in_the_same_step() -> None:
