@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import uvicorn
@@ -30,6 +29,7 @@ from toka.model import ModelFolder
 from toka.screen import Screen
 from toka.text.template import ChatTemplate
 from toka.text.tokenizer import Tokenizer
+from toka.version import VERSION
 
 log = logging.getLogger("toka.serve")
 
@@ -213,7 +213,7 @@ def banner(name: str, address: str, kv_tokens: int, max_model_len: int) -> str:
     body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64}'
     return "\n".join(
         [
-            f"toka {version('toka')} serves {name} at {address}/v1",
+            f"toka {VERSION} serves {name} at {address}/v1",
             f"KV cache: {kv_tokens:,} tokens; longest prompt and answer: {max_model_len:,} tokens",
             "try it:",
             f"  curl {reachable}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
