@@ -210,7 +210,8 @@ def model_names(config: Config, folder: ModelFolder) -> list[str]:
 def banner(name: str, address: str, kv_tokens: int, max_model_len: int) -> str:
     """What a person reads when the server is ready: where, what, how much, and a line to try."""
     reachable = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//:::", "//[::1]:")
-    body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64, "temperature": 0}'
+    question = '[{"role": "user", "content": "What is the capital of France?"}]'
+    body = f'{{"messages": {question}, "max_tokens": 64, "temperature": 0}}'
     return "\n".join(
         [
             f"toka {VERSION} serves {name} at {address}/v1",
