@@ -7,7 +7,6 @@ import difflib
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -17,6 +16,7 @@ from toka.config import Config, Later, load, near
 from toka.errors import ConfigError, TokaError
 from toka.options import help_lines
 from toka.screen import Screen
+from toka.version import VERSION
 
 HELP = """\
 toka: an LLM inference engine for throughput, with the OpenAI API
@@ -139,7 +139,7 @@ def _simulate(arguments: Sequence[str], screen: Screen) -> None:
 def _version(arguments: Sequence[str], screen: Screen) -> None:
     if arguments:
         raise ConfigError("toka version takes no options")
-    screen.line(installed_version("toka"))
+    screen.line(VERSION)
 
 
 def _help(arguments: Sequence[str], screen: Screen) -> None:

@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
-from importlib.metadata import version
 from pathlib import Path
 
 import uvicorn
@@ -30,6 +29,7 @@ from toka.model import ModelFolder
 from toka.screen import Screen
 from toka.text.template import ChatTemplate
 from toka.text.tokenizer import Tokenizer
+from toka.version import VERSION
 
 log = logging.getLogger("toka.serve")
 
@@ -210,10 +210,11 @@ def model_names(config: Config, folder: ModelFolder) -> list[str]:
 def banner(name: str, address: str, kv_tokens: int, max_model_len: int) -> str:
     """What a person reads when the server is ready: where, what, how much, and a line to try."""
     reachable = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//:::", "//[::1]:")
-    body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}], "max_tokens": 64}'
+    question = '[{"role": "user", "content": "What is the capital of France?"}]'
+    body = f'{{"messages": {question}, "max_tokens": 64, "temperature": 0}}'
     return "\n".join(
         [
-            f"toka {version('toka')} serves {name} at {address}/v1",
+            f"toka {VERSION} serves {name} at {address}/v1",
             f"KV cache: {kv_tokens:,} tokens; longest prompt and answer: {max_model_len:,} tokens",
             "try it:",
             f"  curl {reachable}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 from collections.abc import Sequence
-from importlib.metadata import version as installed_version
 
 import msgspec
 from starlette.routing import Route, Router
@@ -20,6 +19,7 @@ from toka.api.tokenize import Detokenize, Tokenize, TokenizerInfo
 from toka.config import Config
 from toka.errors import EngineFault, NotFound, RequestError
 from toka.request import Sampling, Server
+from toka.version import VERSION
 
 log = logging.getLogger("toka.api")
 
@@ -69,7 +69,7 @@ def create_app(
     may be on or off. It relies on no more than ASGI; a `send` that returns at once while the client keeps up makes
     streams cheap.
     """
-    version = installed_version("toka")
+    version = VERSION
     return App(
         Service(
             config=config,
