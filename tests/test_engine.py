@@ -405,6 +405,16 @@ async def test_scores_come_with_the_tokens_they_are_of(folder: Path, stream: boo
         assert int(str(engine.info()["preemptions_total"])) > 0
 
 
+async def test_an_answer_of_one_token_has_its_prompts_scores(folder: Path) -> None:
+    """It ends with the very step that fills the prompt, and with the scores that this step brings."""
+    async with served(folder) as (engine, _):
+        client = Client()
+        engine.submit(request(max_tokens=1, sampling=Sampling(logprobs=0, prompt_logprobs=0)), client)
+        await client.ended()
+        assert [score.logprob for score in client.last().prompt_scores] == [-id / 256 for id in PROMPT[1:]]
+        assert len(client.last().scores) == 1
+
+
 async def test_tokens_wait_for_their_text(folder: Path) -> None:
     """A delta brings the tokens whose text it releases, and not those whose text may still become a stop string."""
     whole = tokens(60)

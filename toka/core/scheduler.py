@@ -426,8 +426,14 @@ class Scheduler:
         seats.store(live, ids)
         stopped = (seats.stops[live] == ids[:, None]).any(axis=1)
         over = stopped | (seats.returned[live] >= seats.limit[live])
+        # Looked at before ends are noted: a sequence may end with the very step that fills it.
+        scored = [
+            Scored(chunked[chunk], unpack_scores(logprobs))
+            for chunk, logprobs in tokens.prompts
+            if not chunked[chunk].end
+        ]
         scores = dict(unpack_scores(tokens.logprobs)) if tokens.logprobs else None
-        progress = self._report(live, ids, stopped, over, rows, scores)
+        news, reports = self._report(live, ids, stopped, over, rows, scores)
 
         ended = live[over]
         if len(ended):
@@ -436,10 +442,7 @@ class Scheduler:
         if len(ended) or not alive.all():
             for seat in roster[~seats.alive[roster] & (seats.flying[roster] == 0)].tolist():
                 seats.leave(seat)
-        for chunk, logprobs in tokens.prompts:
-            if not chunked[chunk].end:
-                progress.scored.append(Scored(chunked[chunk], unpack_scores(logprobs)))
-        return progress
+        return Progress(news, reports, scored)
 
     def _report(
         self,
@@ -449,7 +452,7 @@ class Scheduler:
         over: Flags,
         places: NDArray[np.int64],
         scores: dict[int, Score] | None,
-    ) -> Progress:
+    ) -> tuple[list[News], list[Ended]]:
         """What the step means for its sequences. Python runs for rows that are watched or over, not for the others."""
         news: list[News] = []
         ended: list[Ended] = []
@@ -466,7 +469,7 @@ class Scheduler:
             else:
                 assert sequence.end
                 ended.append(Ended(sequence, sequence.end, self.seats.generated(seat)))
-        return Progress(news, ended, [])
+        return news, ended
 
     def check(self) -> None:
         """Prove that the books balance. Raises AssertionError."""
