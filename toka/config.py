@@ -136,7 +136,7 @@ def load(arguments: Sequence[str], variables: Mapping[str, str] = os.environ) ->
     return build(Config, {name: value for name, value in given.items() if name in Config.__struct_fields__})
 
 
-def near(
+def load_command(
     struct: type[S], arguments: Sequence[str], shared: Sequence[str], variables: Mapping[str, str] = os.environ
 ) -> S:
     """The options of a smaller command: the command line, else, for those in `shared`, the environment, else defaults.

@@ -25,7 +25,8 @@ class Endpoints:
 
     @classmethod
     def of(cls, config: Config) -> "Endpoints":
-        """Local workers meet in a folder that only this user may enter; those started by hand come over TCP."""
+        """Local workers meet in a folder that only this user may enter; those started by hand come over TCP. Raises
+        ConfigError for an address or a range of ports that is none, or that would be open to the network."""
         if config.workers == "local":
             folder = Path(tempfile.mkdtemp(prefix="toka-"))
             return cls(control=f"ipc://{folder}/control", folder=folder)
@@ -70,6 +71,7 @@ class Endpoints:
 
 
 def listen(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+    """Bind a socket to an endpoint that was asked for. Raises StartError if it is taken or not of this machine."""
     if endpoint.startswith("tcp://["):
         socket.setsockopt(zmq.IPV6, 1)
     try:

@@ -11,9 +11,10 @@ Everything happens on one event loop and nothing here waits; only `run`, `wait_r
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -228,23 +229,25 @@ class Engine:
 
     def heard(self, message: ToEngine) -> None:
         """A message of the live epoch."""
-        match message:
-            case Tokens():
-                self._apply(message)
-            case Beat() | Attached() | Hello():
-                pass
-            case Loading():
-                if self._on_loading:
-                    self._on_loading(message.phase, message.done, message.total)
-            case Ready():
-                self._start(message)
-            case Failed():
-                self.lost(message.reason)
+        with self._fatal():
+            match message:
+                case Tokens():
+                    self._apply(message)
+                case Beat() | Attached() | Hello():
+                    pass
+                case Loading():
+                    if self._on_loading:
+                        self._on_loading(message.phase, message.done, message.total)
+                case Ready():
+                    self._start(message)
+                case Failed():
+                    self.lost(message.reason)
 
     def drained(self) -> None:
         """All that had arrived is applied and the next steps are planned: now the text."""
         if self._progress:
-            self._route()
+            with self._fatal():
+                self._route()
 
     def lost(self, reason: str) -> None:
         """The worker is gone: nothing that is open can be finished."""
@@ -253,6 +256,15 @@ class Engine:
         self._end(Unavailable("The worker that served this model is gone; the server is stopping."))
 
     # Inside
+
+    @contextlib.contextmanager
+    def _fatal(self) -> Iterator[None]:
+        """An error of our own ends the engine. The event loop would only log it, and all that is open would hang."""
+        try:
+            yield
+        except Exception as error:
+            log.exception("the engine met an error that it did not expect")
+            self.lost(f"the engine failed, as the lines above say ({type(error).__name__}); please report it")
 
     @property
     def _max_seqs(self) -> int:
@@ -328,7 +340,8 @@ class Engine:
 
     def _awake(self) -> None:
         self._wakeup = None
-        self._plan()
+        with self._fatal():
+            self._plan()
 
     def _plan(self) -> None:
         """Send as many steps as should be in flight."""

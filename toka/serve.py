@@ -57,6 +57,12 @@ def serve(config: Config, screen: Screen) -> None:
         engine = Engine(config, folder, tokenizer, link, screen.progress)
         names = model_names(config, folder)
         defaults = folder.generation_defaults if config.generation_config == "auto" else None
+        if defaults and folder.unserved_defaults:
+            log.warning(
+                "generation_config.json asks for %s, not supported yet: left out", ", ".join(folder.unserved_defaults)
+            )
+        if template is None:
+            log.warning("%s has no chat template: /v1/completions is served, /v1/chat/completions is refused", texts)
         app = create_app(config, engine, tokenizer, template, names, int(time.time()), defaults)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
@@ -99,7 +105,8 @@ class Http(uvicorn.Server):
                 proxy_headers=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=FLUSH,
+                # A net under `_answering`, which hangs up before.
+                timeout_graceful_shutdown=2 * FLUSH,
             )
         )
 
@@ -168,12 +175,15 @@ async def _worker(config: Config, engine: Engine, link: Link, screen: Screen) ->
 
 @contextlib.asynccontextmanager
 async def _answering(http: Http, listener: socket.socket) -> AsyncIterator["asyncio.Task[None]"]:
-    """The HTTP side, which outlives the engine by as long as clients need to take their answers."""
+    """The HTTP side, which outlives the engine by as long as clients need to take their answers, but not for ever."""
     task = asyncio.create_task(http.serve(sockets=[listener]), name="uvicorn")
     try:
         yield task
     finally:
         http.should_exit = True
+        await asyncio.wait([task], timeout=FLUSH)
+        for connection in list(http.server_state.connections):
+            connection.transport.abort()
         await task
 
 

@@ -1,4 +1,9 @@
-"""Plan + slots → one step as tensors."""
+"""A plan becomes tensors: which tokens the step runs, where their keys and values go, and what each of them sees.
+
+A step has a row for each chunk of a prompt, in the order of the plan, and behind these one for each decoding slot. The
+host knows all about the chunks and uploads it in one piece. Of the decoding rows it knows the slots alone: plans run
+ahead of results, so their tokens and positions are taken on the device, from what earlier steps left in `Slots`.
+"""
 
 from dataclasses import dataclass
 
@@ -7,7 +12,7 @@ import torch
 from torch import Tensor
 
 from toka.wire import Plan
-from workers.slots import BadPlan, Ints, Roster, Slots, unpack
+from workers.slots import BadPlan, Longs, Roster, Slots, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +70,10 @@ def build(plan: Plan, slots: Slots) -> Work:
     # Everything that only the host knows travels in one copy.
     first = np.cumsum(sizes) - sizes
     prefilled, decoding = int(sizes.sum()), len(decode.host)
-    width = np.arange(prefilled) - np.repeat(first - starts, sizes)
+    where = np.arange(prefilled) - np.repeat(first - starts, sizes)  # the position of each token in its sequence
     parts = [
         np.concatenate([_ids(slots, *chunk) for chunk in chunks.tolist()]),
-        width,
+        where,
         np.repeat(owners, sizes),
         owners,
         ends,
@@ -152,13 +157,13 @@ def _tables(slots: Slots, rows: Tensor, max_length: int) -> Tensor:
     return slots.tables[:, : -(-max_length // slots.page_size)].index_select(0, rows)
 
 
-def _ids(slots: Slots, slot: int, start: int, size: int) -> Ints:
+def _ids(slots: Slots, slot: int, start: int, size: int) -> Longs:
     ids = slots.ids[slot]
     assert ids is not None, "checked: the slot still has something to prefill"
     return ids[start : start + size]
 
 
-def _check(chunks: Ints, slots: Slots) -> None:
+def _check(chunks: Longs, slots: Slots) -> None:
     owners, starts, sizes = chunks.T
     if owners.min() < 0 or owners.max() >= len(slots.needed):
         raise BadPlan(f"it names a slot outside 0 … {len(slots.needed) - 1}")

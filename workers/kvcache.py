@@ -4,7 +4,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workers import memory
 from workers.models.config import ModelConfig
 
 
@@ -40,11 +39,6 @@ class KVCache:
         """Store keys and values, each [T, num_kv_heads, head_dim], at the `places` of T tokens."""
         rows = self._rows[layer]
         rows.index_copy_(0, places, torch.cat((k, v)).view(-1, rows.shape[1]))
-
-    @staticmethod
-    def bytes_per_block(config: ModelConfig, page_size: int, dtype: torch.dtype) -> int:
-        """Of one block, over all layers."""
-        return memory.block_bytes(config, page_size, dtype.itemsize)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import Self
+from typing import NoReturn, Self
 
 import msgspec
 import zmq
@@ -163,14 +163,13 @@ class Link:
         self._told = now
         self.say(Loading(epoch=self.epoch, rank=self.rank, phase=phase, done=done, total=total))
         if (message := self._take(wait=False)) is not None:
-            self._only_stop(message)
+            self._not_ready(message)
 
     def agreed(self) -> Agreed:
         """Wait for what follows Ready. Raises Stopped, EngineLost and BadMessage."""
         message = self._take(wait=True)
         if not isinstance(message, Agreed):
-            self._only_stop(message)
-            raise AssertionError("unreachable: _only_stop raises")
+            self._not_ready(message)
         return message
 
     def receive(self, wait: bool) -> Plan | Stop | None:
@@ -211,7 +210,8 @@ class Link:
                 continue
             return message
 
-    def _only_stop(self, message: ToWorker | None) -> None:
+    def _not_ready(self, message: ToWorker | None) -> NoReturn:
+        """Before the first plan, Stop ends the start and anything else is out of place."""
         if isinstance(message, Stop):
             raise Stopped(message.reason)
         raise BadMessage(f"the engine sent {type(message).__name__} before the worker was ready")

@@ -8,6 +8,9 @@ section 3.3): a key of two 32-bit words turns a counter of four into four words 
     noise   = word id mod 4
 
 so that a token's noise can be found without that of any other. This layout is fixed: a test holds its vectors.
+
+It is written twice: with numpy for the CPU, where its unsigned words and small pieces take much less time than torch's,
+and with torch for every other device. Tests hold both to the same published vectors.
 """
 
 import numpy as np

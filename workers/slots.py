@@ -18,7 +18,7 @@ from torch import Tensor
 from toka.wire import MAX_STOP_IDS, Admit, Plan
 from workers.sampling import GREEDY_BELOW, SamplingRows
 
-Ints = npt.NDArray[np.int64]
+Longs = npt.NDArray[np.int64]
 
 
 class BadPlan(Exception):
@@ -29,7 +29,7 @@ class BadPlan(Exception):
 class Roster:
     """Slots that are sampled in one step, with the parameters that stay the same over all their steps. S slots."""
 
-    host: Ints
+    host: Longs
     slots: Tensor
     """int64[S], on the device: the same as `host`."""
     temperature: Tensor
@@ -77,15 +77,15 @@ class Slots:
         self.top_p = torch.ones(max_slots, dtype=torch.float32, device=device)
         self.temperature = torch.ones(max_slots, dtype=torch.float32, device=device)
         # On the host.
-        self.ids: list[Ints | None] = [None] * max_slots
+        self.ids: list[Longs | None] = [None] * max_slots
         """What is to be prefilled, until it is."""
-        self.needed: Ints = np.zeros(max_slots, np.int64)
+        self.needed: Longs = np.zeros(max_slots, np.int64)
         """How many ids the slot's sequence came with; 0: the slot is free."""
         self.ready = np.zeros(max_slots, np.bool_)
         """All of them have been prefilled: the slot may decode."""
-        self.bound: Ints = np.zeros(max_slots, np.int64)
+        self.bound: Longs = np.zeros(max_slots, np.int64)
         """Upper bound of `lengths`, from a slot's first chunk on."""
-        self.blocks: Ints = np.zeros(max_slots, np.int64)
+        self.blocks: Longs = np.zeros(max_slots, np.int64)
         """Blocks in the slot's row of `tables`."""
         self._greedy = np.zeros(max_slots, np.bool_)
         self._plain = np.zeros(max_slots, np.bool_)
@@ -112,7 +112,7 @@ class Slots:
         if not self.ready[self.decode.host].all():
             raise BadPlan("a slot decodes whose prompt has not been prefilled")
 
-    def roster(self, host: Ints, slots: Tensor) -> Roster:
+    def roster(self, host: Longs, slots: Tensor) -> Roster:
         """The sampling parameters of some slots, given on the host and on the device."""
         return Roster(
             host=host,
@@ -126,14 +126,14 @@ class Slots:
             plain=bool(self._plain[host].all()),
         )
 
-    def extend(self, slots: Ints, lengths: Ints) -> None:
+    def extend(self, slots: Longs, lengths: Longs) -> None:
         """The step being built leaves at most `lengths` tokens of `slots` in the cache. Raises BadPlan if their blocks
         cannot hold them."""
         if (lengths > self.blocks[slots] * self.page_size).any():
             raise BadPlan("a sequence grows beyond its blocks")
         self.bound[slots] = lengths
 
-    def prefilled(self, slots: Ints) -> None:
+    def prefilled(self, slots: Longs) -> None:
         """The step being built prefills the last of these slots' ids."""
         self.ready[slots] = True
         for slot in slots.tolist():
@@ -147,12 +147,12 @@ class Slots:
         # The pinned copy goes back to torch's pool, which hands it out again only after the stream has read it.
         return tensor.pin_memory().to(self.device, non_blocking=True)
 
-    def _check(self, slots: Ints) -> Ints:
+    def _check(self, slots: Longs) -> Longs:
         if len(slots) and (slots.min() < 0 or slots.max() >= len(self.needed)):
             raise BadPlan(f"it names a slot outside 0 … {len(self.needed) - 1}")
         return slots
 
-    def _release(self, slots: Ints) -> None:
+    def _release(self, slots: Longs) -> None:
         if not self.needed[slots].all() or len(np.unique(slots)) < len(slots):
             raise BadPlan("it releases a slot that is free")
         self.needed[slots] = 0
@@ -198,7 +198,7 @@ class Slots:
         owners = np.repeat(slots, [len(run) for run in blocks])
         self._append(np.stack([owners, np.concatenate(blocks)], axis=1))
 
-    def _append(self, pairs: Ints) -> None:
+    def _append(self, pairs: Longs) -> None:
         """Extend rows of the block tables by (slot, block) pairs, int64[n, 2], in their order."""
         slots, blocks = self._check(pairs[:, 0]), pairs[:, 1]
         if not len(pairs):
@@ -221,7 +221,7 @@ class Slots:
         self.blocks += counts
 
 
-def unpack(data: bytes, columns: int = 1) -> Ints:
+def unpack(data: bytes, columns: int = 1) -> Longs:
     """The integers in a message, int64[n], or int64[n, columns] if that is more than one. Raises BadPlan if they do not
     come out even."""
     if len(data) % (4 * columns):

@@ -6,24 +6,18 @@ import torch
 from torch import Tensor
 
 from toka.wire import NO_TOKEN
+from workers import sampling
 from workers.attention.base import Attention
 from workers.batch import Batch, Work
 from workers.sampling import SamplingRows, choose
 from workers.slots import Slots
 
 
-class Model(Protocol):
+class Model(sampling.Model, Protocol):
     """What a step needs of a model; `workers.models.decoder.Decoder` is one."""
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """int64[T], int64[T] → [T, hidden]."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Logits a token."""
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[S, hidden] → float32[S, vocab]."""
 
 
 class Step:
@@ -73,7 +67,7 @@ class Step:
             max_length=length,
             samples=starts[1:] - 1,
         )
-        sampling = SamplingRows(
+        parameters = SamplingRows(
             temperature=torch.ones(rows, dtype=torch.float32, device=device),
             top_k=torch.full((rows,), 2, dtype=torch.int32, device=device),
             top_p=torch.full((rows,), 0.5, dtype=torch.float32, device=device),
@@ -83,7 +77,7 @@ class Step:
             greedy_only=False,
             plain=False,
         )
-        self._sample(self._forward(batch), batch, sampling)
+        self._sample(self._forward(batch), batch, parameters)
 
     def _forward(self, batch: Batch) -> Tensor:
         self._attention.plan(batch)

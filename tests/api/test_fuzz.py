@@ -21,6 +21,9 @@ class Letters:
     vocab_size = 300
     bos_id: int | None = None
 
+    def fewest(self, text: str) -> int:
+        return len(text)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [min(ord(letter), 299) for letter in text]
 

@@ -5,6 +5,7 @@ import dataclasses
 import torch
 
 from tests.workers.attention.test_paged_torch import CONFIG
+from workers import memory
 from workers.kvcache import KVCache
 
 CPU = torch.device("cpu")
@@ -43,4 +44,4 @@ def test_bytes_per_block_are_those_allocated() -> None:
     """The plan of the memory counts what the cache takes."""
     config = dataclasses.replace(CONFIG, num_layers=3)
     cache = KVCache(config, 7, 16, torch.float16, CPU)
-    assert sum(layer.nbytes for layer in cache.layers) == 8 * KVCache.bytes_per_block(config, 16, torch.float16)
+    assert sum(layer.nbytes for layer in cache.layers) == 8 * memory.block_bytes(config, 16, 2)

@@ -12,7 +12,7 @@ from toka.api import errors
 from toka.api.chunks import Chunks
 from toka.api.exchange import ClientGone, Endpoint, Exchange, Hangup
 from toka.api.fields import Schema
-from toka.api.limits import check_prompts
+from toka.api.limits import check_fewest, check_prompts
 from toka.api.reply import Choice, Reply, Tally, Whole
 from toka.api.schemas import GenerationBody, Usage
 from toka.api.service import Service
@@ -71,6 +71,11 @@ class Generate(Endpoint, Generic[B]):
     @abstractmethod
     def whole(self, label: Label, choices: list[Choice], usage: Usage) -> object:
         """The body of an answer that is not streamed."""
+
+    def check_text(self, text: str) -> None:
+        """For a prompt about to be tokenized. Raises ContextLengthExceeded, or Unavailable while the model loads."""
+        service = self.service
+        check_fewest(service.tokenizer.fewest(text), context=service.server.max_model_len, param=self.param)
 
     async def serve(self, exchange: Exchange) -> None:
         """The whole life of a request. Everything is checked before the engine hears of it."""

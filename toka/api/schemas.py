@@ -6,10 +6,12 @@ from msgspec import Meta, Struct
 
 MAX_STOPS = 16
 """OpenAI allows 4; evaluation harnesses forward every `until` they have."""
+MAX_STOP_CHARS = 1024
+"""Far beyond any use; looking for a stop string takes memory in proportion to it."""
 
 Natural = Annotated[int, Meta(ge=0)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Stop = Annotated[str, Meta(min_length=1)]
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):

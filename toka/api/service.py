@@ -28,6 +28,9 @@ class Tokenizer(Protocol):
     def bos_id(self) -> int | None:
         """What an empty prompt starts from."""
 
+    def fewest(self, text: str) -> int:
+        """Tokens that a text has at least, known without encoding it; 0 where nothing is known."""
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
 

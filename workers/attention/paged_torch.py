@@ -1,10 +1,10 @@
 """Attention over the paged cache in plain torch, on any device: what the CPU runs, and the oracle of faster kernels.
 
-Decoding rows are vectorised: a layer copies the blocks of a whole group of rows out of the cache with one index_select
-and attends with one call. Rows of like lengths form a group, so that a long row does not pad many short ones, and what
-a group copies is bounded. Chunks of prompts are attended to row by row, some queries at a time.
+Decoding rows are vectorised: a layer copies the blocks of a whole bucket of rows out of the cache with one index_select
+and attends with one call. Rows of like lengths form a bucket, so that a long row does not pad many short ones, and what
+a bucket copies is bounded. Chunks of prompts are attended to row by row, some queries at a time.
 
-Shapes: T tokens, R rows of a group, L keys a row, N queries of a part of a chunk, H query heads, K key-value heads, D
+Shapes: T tokens, R rows of a bucket, L keys a row, N queries of a part of a chunk, H query heads, K key-value heads, D
 size of a head.
 """
 
@@ -19,7 +19,7 @@ from workers.batch import Batch
 from workers.kvcache import KVCache
 
 _SPLIT_COST = 512
-"""What one more group costs in a layer, counted in keys that could be attended to meanwhile."""
+"""What one more bucket costs in a layer, counted in keys that could be attended to meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class _Keys:
     """int32[2 · blocks]: what to copy, out of the cache as [(num_blocks + 1) · 2, page_size · K · D]: the keys of all
     rows, then the values."""
     copy: Tensor
-    """[2 · blocks, page_size · K · D], in a buffer that all layers and groups use in turn."""
+    """[2 · blocks, page_size · K · D], in a buffer that all layers and buckets use in turn."""
     k: Tensor
     """[R, K, L, D], a view of `copy`."""
     v: Tensor
@@ -38,7 +38,7 @@ class _Keys:
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class _Bucket:
     """R rows of one token each."""
 
     tokens: slice | Tensor
@@ -77,7 +77,7 @@ class _Step:
     places: Tensor
     """int64[2T]: see `KVCache.places`."""
     chunks: list[_Chunk]
-    groups: list[_Group]
+    buckets: list[_Bucket]
 
 
 class PagedTorch:
@@ -94,39 +94,39 @@ class PagedTorch:
         self._step: _Step | None = None
 
     def plan(self, batch: Batch) -> None:
-        """Once a step: sort the rows into chunks and groups, and find which blocks they read."""
+        """Once a step: sort the rows into chunks and buckets, and find which blocks they read."""
         starts, lengths = batch.starts.tolist(), [max(length, 1) for length in batch.lengths.tolist()]
         prefills = batch.num_prefill_rows
         decodes = lengths[prefills:]
-        members = self._grouped(decodes)
+        members = self._bucketed(decodes)
         chunks = [
             self._chunk(starts[row], starts[row + 1], lengths[row], batch.tables[row : row + 1])
             for row in range(prefills)
         ]
-        groups = [
-            self._group(starts[prefills], rows, decodes, batch.tables[prefills:], whole=len(members) == 1)
+        buckets = [
+            self._bucket(starts[prefills], rows, decodes, batch.tables[prefills:], whole=len(members) == 1)
             for rows in members
         ]
-        self._step = _Step(self._cache.places(batch.writes), chunks, groups)
+        self._step = _Step(self._cache.places(batch.writes), chunks, buckets)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
         """See `Attention.run`."""
         step = self._step
         assert step is not None, "plan comes first"
         self._cache.write(layer, k, v, step.places)
-        if not step.chunks and len(step.groups) == 1:
-            return self._decode(q, step.groups[0], layer)
+        if not step.chunks and len(step.buckets) == 1:
+            return self._decode(q, step.buckets[0], layer)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         for chunk in step.chunks:
             self._prefill(q, k, v, chunk, layer, out)
-        for group in step.groups:
-            out[group.tokens] = self._decode(q[group.tokens], group, layer)
+        for bucket in step.buckets:
+            out[bucket.tokens] = self._decode(q[bucket.tokens], bucket, layer)
         return out
 
-    def _decode(self, q_RHD: Tensor, group: _Group, layer: int) -> Tensor:
-        keys = self._gather(group.keys, layer)
+    def _decode(self, q_RHD: Tensor, bucket: _Bucket, layer: int) -> Tensor:
+        keys = self._gather(bucket.keys, layer)
         out_RH1D = F.scaled_dot_product_attention(
-            q_RHD.unsqueeze(2), keys.k, keys.v, attn_mask=group.mask, enable_gqa=True
+            q_RHD.unsqueeze(2), keys.k, keys.v, attn_mask=bucket.mask, enable_gqa=True
         )
         return out_RH1D.squeeze(2)
 
@@ -154,25 +154,25 @@ class PagedTorch:
         torch.index_select(self._paged[layer], 0, keys.index, out=keys.copy)
         return keys
 
-    def _grouped(self, lengths: list[int]) -> list[list[int]]:
-        """Rows by number, in groups. A group ends before a row that wastes much of what it would be padded to, or where
-        more blocks would be copied than a group may."""
+    def _bucketed(self, lengths: list[int]) -> list[list[int]]:
+        """Rows by number, in buckets. One ends before a row that wastes much of what it would be padded to, or where
+        more blocks would be copied than a bucket may."""
         order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-        groups: list[list[int]] = []
+        buckets: list[list[int]] = []
         longest = 0
         for done, row in enumerate(order):
             wasted = (longest - lengths[row]) * (len(order) - done)
             if (
-                not groups
+                not buckets
                 or (2 * lengths[row] < longest and wasted > _SPLIT_COST)
-                or (len(groups[-1]) + 1) * self._blocks(longest) > self._max_blocks
+                or (len(buckets[-1]) + 1) * self._blocks(longest) > self._max_blocks
             ):
-                groups.append([])
+                buckets.append([])
                 longest = lengths[row]
-            groups[-1].append(row)
-        return groups
+            buckets[-1].append(row)
+        return buckets
 
-    def _group(self, first: int, rows: list[int], lengths: list[int], tables: Tensor, *, whole: bool) -> _Group:
+    def _bucket(self, first: int, rows: list[int], lengths: list[int], tables: Tensor, *, whole: bool) -> _Bucket:
         """`rows` of the decoding rows, whose tokens begin at `first`. `whole`: they are all of them."""
         if whole:
             rows = list(range(len(rows)))
@@ -186,7 +186,7 @@ class PagedTorch:
         if min(own) < longest:
             behind = torch.arange(longest, device=tables.device) >= torch.tensor(own, device=tables.device)[:, None]
             mask = self._buffer.new_zeros(behind.shape).masked_fill_(behind, -torch.inf)[:, None, None]
-        return _Group(tokens, self._keys(tables, longest), mask)
+        return _Bucket(tokens, self._keys(tables, longest), mask)
 
     def _chunk(self, first: int, last: int, length: int, table: Tensor) -> _Chunk:
         past = length - (last - first)
@@ -199,7 +199,7 @@ class PagedTorch:
         return _Chunk(first, last, self._keys(table, length) if past else None, parts)
 
     def _keys(self, tables: Tensor, length: int) -> _Keys:
-        """Of the first `length` keys (L) of R rows: int32[R, blocks or more]."""
+        """What to copy for the first `length` keys (L) of R rows, and where to. `tables`: int32[R, blocks or more]."""
         rows, blocks = len(tables), self._blocks(length)
         index = (tables[:, :blocks] * 2).flatten()
         size = self._paged[0].shape[1]

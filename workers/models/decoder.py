@@ -1,5 +1,9 @@
 """A dense decoder: Llama, Mistral, Qwen2 and Qwen3 by flags of `ModelConfig`.
 
+The model is arithmetic: token ids and positions in, hidden states out. It knows nothing of sequences, slots or blocks.
+What joins a token to those before it is the `Attention` that is passed in, which keeps their keys and values; weights
+are put in place by `workers/weights.py`.
+
 Shapes in names and comments:
 
     T  tokens of the step, of all its rows         H  query heads          D  size of a head
