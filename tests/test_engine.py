@@ -11,8 +11,10 @@ import pytest
 
 from tests.fakes import IM_END, write_tiny_model
 from toka.config import Config
+from toka.core.scheduler import Scheduler
 from toka.engine import Engine
 from toka.errors import BadRequest, ConfigError, ContextLengthExceeded, RequestError, StartError, Unavailable
+from toka.generation import Choice
 from toka.model import ModelFolder
 from toka.request import Delta, Request, Sampling
 from toka.sim.loopback import Loopback
@@ -294,6 +296,27 @@ async def test_a_worker_that_fails_says_why(folder: Path) -> None:
     engine.heard(Failed(epoch=1, rank=0, reason="model.safetensors is cut short"))
     with pytest.raises(StartError, match=r"model\.safetensors is cut short"):
         await running
+
+
+@pytest.mark.parametrize(("owner", "method"), [(Scheduler, "plan"), (Scheduler, "apply"), (Choice, "whole")])
+async def test_an_error_of_its_own_ends_the_engine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, owner: type, method: str
+) -> None:
+    """Its callbacks have nobody to raise to: whoever waits must hear of it, and the process must end."""
+    engine = Engine(Config(), ModelFolder.load(folder), Tokenizer.load(folder), Loopback())
+    running = asyncio.create_task(engine.run())
+    await engine.wait_ready()
+
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(owner, method, fail)
+    client = Client()
+    engine.submit(request(), client)
+    with pytest.raises(StartError, match="ZeroDivisionError"):
+        await asyncio.wait_for(running, 5)
+    assert client.errors[0].status == 503
+    assert "Traceback" in caplog.text
 
 
 async def test_loading_is_passed_on(folder: Path) -> None:

@@ -44,6 +44,14 @@ async def test_a_worker_that_leaves_in_time_is_left_alone() -> None:
     assert await worker.ended() == "ended with code 0"
 
 
+async def test_a_worker_that_has_left_is_not_asked_to() -> None:
+    """Without any grace there is still nobody to send a signal to: that is no error."""
+    worker = await process("print(flush=True)")
+    await worker.ended()
+    await worker.stop(grace=0)
+    assert await worker.ended() == "ended with code 0"
+
+
 async def test_a_worker_that_does_not_leave_is_asked_to() -> None:
     """After the grace comes SIGTERM."""
     worker = await process("import time; print(flush=True); time.sleep(60)")

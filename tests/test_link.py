@@ -71,6 +71,7 @@ class Worker:
 
     def __init__(self, control: str) -> None:
         self.context: zmq.asyncio.Context = zmq.asyncio.Context()
+        self.context.setsockopt(zmq.IPV6, 1)
         self.door = self.context.socket(zmq.DEALER)
         self.door.connect(control)
         self.results = self.context.socket(zmq.PUSH)
@@ -267,13 +268,12 @@ def test_a_control_port_in_use_is_said() -> None:
             Link.bind(Config(workers="manual", control=f"tcp://127.0.0.1:{port}"))
 
 
-async def test_manual_workers_come_over_tcp() -> None:
-    """Data sockets take ports of worker_ports."""
-    async with opened(Config(workers="manual", control="tcp://127.0.0.1:10391", worker_ports="10392-10395")) as (
-        link,
-        recorder,
-    ):
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+async def test_manual_workers_come_over_tcp(host: str) -> None:
+    """Data sockets take ports of worker_ports, whatever kind of address it is."""
+    config = Config(workers="manual", control=f"tcp://{host}:10391", worker_ports="10392-10395")
+    async with opened(config) as (link, recorder):
         with worker(link) as one:
             welcome = await one.join()
-            assert {welcome.results, welcome.plans} <= {f"tcp://127.0.0.1:{port}" for port in range(10392, 10396)}
+            assert {welcome.results, welcome.plans} <= {f"tcp://{host}:{port}" for port in range(10392, 10396)}
             await until(lambda: recorder.messages)

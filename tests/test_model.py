@@ -43,6 +43,7 @@ def test_a_folder_is_read(tmp_path: Path) -> None:
         max_position_embeddings=2048,
         eos_ids=(IM_END,),
         generation_defaults=Sampling(),
+        unserved_defaults=(),
         served_name="tiny",
     )
 
@@ -72,6 +73,12 @@ def test_sampling_defaults_are_those_of_the_makers(tmp_path: Path) -> None:
     folder = generation(write(tmp_path), temperature=0.6, top_k=20, do_sample=True)
     assert ModelFolder.load(folder).generation_defaults == Sampling(temperature=0.6, top_k=20)
     assert "'hot' for temperature" in refusal(generation(folder, temperature="hot"))
+
+
+def test_what_the_makers_ask_for_in_vain_is_known(tmp_path: Path) -> None:
+    """To be said at the start: defaults must not be dropped in silence. Values that ask for nothing are not."""
+    folder = generation(write(tmp_path), repetition_penalty=1.1, min_p=0.0, num_beams=1, typical_p=None)
+    assert ModelFolder.load(folder).unserved_defaults == ("repetition_penalty=1.1",)
 
 
 def test_a_repository_of_the_hub_keeps_its_name(tmp_path: Path) -> None:
@@ -104,7 +111,7 @@ def test_sizes_must_be_there(tmp_path: Path, name: str, value: object) -> None:
     assert f"for {name}, a whole number from 1 on is needed" in refusal(write(tmp_path, **{name: value}))
 
 
-def test_quantized_weights_are_refused(tmp_path: Path) -> None:
+def test_quantised_weights_are_refused(tmp_path: Path) -> None:
     """They would be read as something else."""
     assert "quantization_config (awq)" in refusal(write(tmp_path, quantization_config={"quant_method": "awq"}))
 

@@ -1,5 +1,7 @@
 """The server's life as its owner sees it: a start that fails early, a start that works, and every way to end."""
 
+import asyncio
+import logging
 import os
 import re
 import signal
@@ -12,13 +14,14 @@ from pathlib import Path
 
 import pytest
 from openai import APIError, OpenAI
+from starlette.types import Receive, Scope, Send
 
 from bench.server import Server, ServerEnded
 from tests.fakes import write_tiny_model
 from toka.config import Config
 from toka.errors import ConfigError, StartError
 from toka.model import ModelFolder
-from toka.serve import _reason, banner, listen, model_names
+from toka.serve import Http, _answering, _reason, banner, listen, model_names
 
 LONG = 800
 """Tokens of an answer that is still running when something happens to it."""
@@ -148,6 +151,28 @@ def test_the_banner_can_be_pasted() -> None:
     assert "toka 0" in shown
     assert "KV cache: 4,096 tokens; longest prompt and answer: 2,048 tokens" in shown
     assert "curl http://127.0.0.1:10210/v1/chat/completions" in shown
+
+
+async def test_a_client_that_does_not_read_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The end waits a while for answers to be taken, then hangs up: no traceback, and no wait without an end."""
+    monkeypatch.setattr("toka.serve.FLUSH", 0.2)
+    answering = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        answering.set()
+        for _ in range(64):
+            await send({"type": "http.response.body", "body": bytes(1 << 20), "more_body": True})
+
+    listener = listen("127.0.0.1", 0)
+    with socket.create_connection(listener.getsockname()) as client:
+        async with asyncio.timeout(5):
+            async with _answering(Http(app), listener):
+                client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                await answering.wait()
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 def test_of_many_failures_the_deliberate_one_is_shown() -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 from msgspec import Meta, Struct
 
-from toka.config import Config, Later, load, near
+from toka.config import Config, Later, load, load_command
 from toka.errors import ConfigError, TokaError
 from toka.options import help_lines
 from toka.screen import Screen
@@ -104,7 +104,7 @@ def _ping(arguments: Sequence[str], screen: Screen) -> None:
     if _asks_for_help(arguments):
         screen.line("\n".join(["toka ping [key=value …]", "", *help_lines(Ping)]))
         return
-    options = near(Ping, arguments, ("host", "port"))
+    options = load_command(Ping, arguments, ("host", "port"))
     from toka.client import complete
 
     answer = complete(
@@ -124,7 +124,7 @@ def _download(arguments: Sequence[str], screen: Screen) -> None:
     if _asks_for_help(arguments):
         screen.line("\n".join(["toka download [key=value …]", "", *help_lines(Download)]))
         return
-    options = near(Download, arguments, ("model", "revision"))
+    options = load_command(Download, arguments, ("model", "revision"))
     from toka.hub import locate
 
     screen.line(str(locate(options.model, options.revision, screen.progress)))
@@ -133,7 +133,7 @@ def _download(arguments: Sequence[str], screen: Screen) -> None:
 def _simulate(arguments: Sequence[str], screen: Screen) -> None:
     from toka.sim.command import main as simulate
 
-    simulate(list(arguments))
+    simulate(arguments, screen)
 
 
 def _version(arguments: Sequence[str], screen: Screen) -> None:

@@ -57,7 +57,8 @@ class Config(Struct, frozen=True, kw_only=True):
         Meta(
             gt=0,
             le=1,
-            description="share of the KV cache that predicted use may fill: higher recomputes more, lower idles more",
+            description="share of the KV cache that predicted use may fill, with use_spec_allocation and look_ahead: "
+            "higher recomputes more, lower idles more",
         ),
     ] = 0.996
     look_ahead: Annotated[
@@ -139,7 +140,7 @@ def load(arguments: Sequence[str], variables: Mapping[str, str] = os.environ) ->
     return build(Config, {name: value for name, value in given.items() if name in Config.__struct_fields__})
 
 
-def near(
+def load_command(
     struct: type[S], arguments: Sequence[str], shared: Sequence[str], variables: Mapping[str, str] = os.environ
 ) -> S:
     """The options of a smaller command: the command line, else, for those in `shared`, the environment, else defaults.

@@ -1,5 +1,6 @@
 """Where a link's sockets are bound."""
 
+import contextlib
 import errno
 import ipaddress
 import shutil
@@ -14,6 +15,10 @@ from toka.config import Config
 from toka.errors import ConfigError, StartError
 
 
+class AddressInUse(StartError):
+    """Somebody else listens there."""
+
+
 @dataclass(slots=True)
 class Endpoints:
     """Where a link's sockets are: in a private folder, or on TCP ports."""
@@ -25,7 +30,8 @@ class Endpoints:
 
     @classmethod
     def of(cls, config: Config) -> "Endpoints":
-        """Local workers meet in a folder that only this user may enter; those started by hand come over TCP."""
+        """Local workers meet in a folder that only this user may enter; those started by hand come over TCP. Raises
+        ConfigError for an address or a range of ports that is none, or that would be open to the network."""
         if config.workers == "local":
             folder = Path(tempfile.mkdtemp(prefix="toka-"))
             return cls(control=f"ipc://{folder}/control", folder=folder)
@@ -51,12 +57,8 @@ class Endpoints:
             return endpoint
         for port in self.ports:
             endpoint = f"tcp://{self.host}:{port}"
-            try:
-                socket.bind(endpoint)
-            except zmq.ZMQError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise StartError(f"cannot listen on {endpoint}: {error.strerror}") from error
-            else:
+            with contextlib.suppress(AddressInUse):
+                listen(socket, endpoint)
                 return endpoint
         raise StartError(
             f"no port of worker_ports={self.ports.start}-{self.ports.stop - 1} is free on {self.host}: "
@@ -70,13 +72,14 @@ class Endpoints:
 
 
 def listen(socket: "zmq.Socket[bytes]", endpoint: str) -> None:
+    """Bind a socket to an endpoint that was asked for. Raises StartError if it is taken or not of this machine."""
     if endpoint.startswith("tcp://["):
         socket.setsockopt(zmq.IPV6, 1)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
         if error.errno == errno.EADDRINUSE:
-            raise StartError(f"{endpoint} is in use: give another address, control=tcp://127.0.0.1:PORT") from error
+            raise AddressInUse(f"{endpoint} is in use: give another address, control=tcp://127.0.0.1:PORT") from error
         raise StartError(f"cannot listen on {endpoint}: {error.strerror}") from error
 
 

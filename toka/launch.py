@@ -1,6 +1,7 @@
 """The worker processes that the server starts by itself, on its own machine."""
 
 import asyncio
+import contextlib
 import signal
 import sys
 from asyncio.subprocess import Process
@@ -57,12 +58,14 @@ class LocalWorker:
     async def stop(self, grace: float = 10.0) -> None:
         """Wait `grace` seconds for the process to end by itself, then ask it to, then make it. Safe to repeat."""
         for insist in (self._process.terminate, self._process.kill):
-            try:
-                await asyncio.wait_for(self._process.wait(), grace)
+            if self._process.returncode is None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._process.wait(), grace)
+            if self._process.returncode is not None:
                 return
-            except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended, and nobody has been told yet
                 insist()
-                grace = INSIST
+            grace = INSIST
         await self._process.wait()
 
 

@@ -17,6 +17,18 @@ SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>")
 """Tokens with which chat models end their turn. Not every folder names its own as its end of text."""
 
+UNSERVED: Mapping[str, float] = {
+    "min_p": 0,
+    "typical_p": 1,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "min_new_tokens": 0,
+    "num_beams": 1,
+}
+"""What a generation_config.json may ask of sampling and does not get here, and the values that ask for nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
@@ -35,6 +47,8 @@ class ModelFolder:
     chat template's end of turn."""
     generation_defaults: Sampling
     """How the model's makers sample: generation_config.json, and OpenAI's values for what it leaves out."""
+    unserved_defaults: tuple[str, ...]
+    """What generation_config.json sets besides and is not supported, as `name=value`."""
     served_name: str
     """The model's name in the API: its hub id, or the folder's last part."""
 
@@ -60,6 +74,7 @@ class ModelFolder:
             max_position_embeddings=_count(file, config, "max_position_embeddings"),
             eos_ids=_eos_ids(path, config, generation),
             generation_defaults=_sampling(path / "generation_config.json", generation),
+            unserved_defaults=_unserved(generation),
             served_name=_name(path),
         )
 
@@ -75,7 +90,7 @@ def _refuse(file: Path, config: Mapping[str, Any]) -> None:
         quantization = config["quantization_config"]
         method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
         raise StartError(
-            f"{file} has a quantization_config ({method}): quantized weights are not supported;"
+            f"{file} has a quantization_config ({method}): quantised weights are not supported;"
             " take the model in bfloat16, float16 or float32"
         )
     window = _window(file, config)
@@ -169,6 +184,11 @@ def _sampling(file: Path, generation: Mapping[str, Any]) -> Sampling:
         top_p=found.get("top_p", usual.top_p),
         top_k=int(found.get("top_k", usual.top_k)),
     )
+
+
+def _unserved(generation: Mapping[str, Any]) -> tuple[str, ...]:
+    values = {name: generation.get(name) for name in UNSERVED}
+    return tuple(f"{name}={value}" for name, value in values.items() if value not in (None, UNSERVED[name]))
 
 
 def _name(path: Path) -> str:

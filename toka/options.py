@@ -110,13 +110,9 @@ class Option:
             case inspect.BoolType():
                 return {"t": True, "true": True, "f": False, "false": False}.get(text.lower(), text)
             case inspect.IntType():
-                return (
-                    arithmetic(text)
-                    if text.startswith("(")
-                    else int(text)
-                    if re.fullmatch(r"[+-]?\d{1,19}", text)
-                    else text
-                )
+                if text.startswith("("):
+                    return arithmetic(text)
+                return int(text) if re.fullmatch(r"[+-]?\d{1,19}", text) else text
             case inspect.FloatType():
                 number = float(text) if re.fullmatch(r"[-+.\deE]+", text) else math.nan
                 return number if math.isfinite(number) else text

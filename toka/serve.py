@@ -57,6 +57,12 @@ def serve(config: Config, screen: Screen) -> None:
         engine = Engine(config, folder, tokenizer, link, screen.progress)
         names = model_names(config, folder)
         defaults = folder.generation_defaults if config.generation_config == "auto" else None
+        if defaults and folder.unserved_defaults:
+            log.warning(
+                "generation_config.json asks for %s, not supported yet: left out", ", ".join(folder.unserved_defaults)
+            )
+        if template is None:
+            log.warning("%s has no chat template: /v1/completions is served, /v1/chat/completions is refused", texts)
         app = create_app(config, engine, tokenizer, template, names, int(time.time()), defaults)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
@@ -99,7 +105,8 @@ class Http(uvicorn.Server):
                 proxy_headers=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE,
-                timeout_graceful_shutdown=FLUSH,
+                # A net under `_answering`, which hangs up before.
+                timeout_graceful_shutdown=2 * FLUSH,
             )
         )
 
@@ -113,7 +120,8 @@ async def _serve(
     config: Config, engine: Engine, link: Link, app: ASGIApp, listener: socket.socket, name: str, screen: Screen
 ) -> None:
     stopping = _heed_signals(engine)
-    address = f"http://{config.host}:{listener.getsockname()[1]}"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    address = f"http://{host}:{listener.getsockname()[1]}"
     async with (
         _worker(config, engine, link, screen) as worker,
         _answering(Http(app), listener) as answering,
@@ -168,12 +176,15 @@ async def _worker(config: Config, engine: Engine, link: Link, screen: Screen) ->
 
 @contextlib.asynccontextmanager
 async def _answering(http: Http, listener: socket.socket) -> AsyncIterator["asyncio.Task[None]"]:
-    """The HTTP side, which outlives the engine by as long as clients need to take their answers."""
+    """The HTTP side, which outlives the engine by as long as clients need to take their answers, but not for ever."""
     task = asyncio.create_task(http.serve(sockets=[listener]), name="uvicorn")
     try:
         yield task
     finally:
         http.should_exit = True
+        await asyncio.wait([task], timeout=FLUSH)
+        for connection in list(http.server_state.connections):
+            connection.transport.abort()
         await task
 
 
@@ -209,7 +220,7 @@ def model_names(config: Config, folder: ModelFolder) -> list[str]:
 
 def banner(name: str, address: str, kv_tokens: int, max_model_len: int) -> str:
     """What a person reads when the server is ready: where, what, how much, and a line to try."""
-    reachable = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//:::", "//[::1]:")
+    reachable = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     question = '[{"role": "user", "content": "What is the capital of France?"}]'
     body = f'{{"messages": {question}, "max_tokens": 64, "temperature": 0}}'
     return "\n".join(

@@ -246,7 +246,8 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Blocks that several slots begin with, to be read once for all of them. Of two levels."""
+    """Blocks that several slots begin with, whose keys and values a step may read once for all of them (Juravsky et
+    al., "Hydragen", 2024). A group may lie within a parent, which itself has none: there are two levels."""
 
     id: int
     blocks: bytes
@@ -320,7 +321,7 @@ def pack(numbers: Iterable[int]) -> bytes:
 
 
 def unpack(data: bytes) -> list[int]:
-    """The numbers in `data`, the inverse of `pack`."""
+    """The numbers in `data`, the inverse of `pack`. Raises ValueError for bytes that are no whole int32."""
     run = array("i")
     run.frombytes(data)
     if sys.byteorder == "big":

@@ -131,7 +131,7 @@ def _values(tensor: ReaderTensor, config: Mapping[str, Any]) -> torch.Tensor:
         values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
     except NotImplementedError:
         raise WorkerError(
-            f"the GGUF file is quantized as {tensor.tensor_type.name}, which cannot be converted"
+            f"the GGUF file is quantised as {tensor.tensor_type.name}, which cannot be converted"
         ) from None
     if tensor.name.endswith("attn_q.weight"):
         return _unpermute(values, config["num_attention_heads"])

@@ -39,6 +39,7 @@ def live(config: Config, begin: Start = start) -> int:
         # Ctrl-C in a terminal reaches the whole group; the parent decides what it means and says Stop.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.setsockopt(zmq.IPV6, 1)  # for either kind of address
     try:
         welcome = join(context, config.engine, _hello(config, device), stdin)
         _name(welcome.rank)

@@ -38,7 +38,7 @@ _serial = itertools.count()
 
 BEAT = 1.0
 """Seconds between two signs of life."""
-GRACE = 2.0
+GRACE = 10.0
 """Seconds the main thread has to leave by itself once the engine is gone."""
 LINGER = 1000
 """Milliseconds that last words have to get out."""

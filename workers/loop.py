@@ -1,11 +1,13 @@
 """The life of a step, from the plan that comes to the tokens that go:
 
-wire.receive   Plan                                     workers/link.py
-slots.apply    what changed since the plan before       workers/slots.py
-build          Plan + slots → tensors                   workers/batch.py
-step.run       model, attention, sampling: launched     workers/step.py
-outbox.send    the sampled ids begin to leave           workers/outbox.py
-wire.say       Tokens, once they are on the host
+    wire.receive   Plan                                     workers/link.py
+    slots.apply    what changed since the plan before       workers/slots.py
+    build          Plan + slots → tensors                   workers/batch.py
+    step.run       model, attention, sampling: launched     workers/step.py
+    outbox.send    the sampled ids begin to leave           workers/outbox.py
+    wire.say       Tokens, once they are on the host
+
+Everything up to `send` returns before the device has done its work, so the host prepares one step while another runs.
 """
 
 import time

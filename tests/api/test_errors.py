@@ -8,7 +8,9 @@ import pytest
 
 from tests.api.fakes import Answer, FakeServer, call, post
 from toka.api.app import App
+from toka.api.limits import MAX_CHOICES
 from toka.errors import EngineFault, Unavailable
+from toka.text.tokenizer import Tokenizer
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 TEXT: dict[str, Any] = {"prompt": "Hi"}
@@ -193,6 +195,8 @@ async def test_w_err_2_out_of_range_in_words(app: App) -> None:
     ("path", "body", "param", "code"),
     [
         ("completions", TEXT | {"stop": ["x"] * 17}, "stop", "array_above_max_length"),
+        ("completions", TEXT | {"stop": "x" * 1025}, "stop", "string_above_max_length"),
+        ("completions", TEXT | {"stop": ["a", "x" * 1025]}, "stop[1]", "string_above_max_length"),
         ("completions", TEXT | {"stop": ""}, "stop", "empty_string"),
         ("completions", TEXT | {"stop": ["a", ""]}, "stop[1]", "empty_string"),
         ("completions", {"prompt": []}, "prompt", "empty_array"),
@@ -305,6 +309,36 @@ async def test_w_err_4_prompt_too_long(app: App) -> None:
     error = await refused(app, "chat/completions", {"messages": [{"role": "user", "content": "x" * 3000}]})
     assert "maximum context length is 2048 tokens" in error["message"]
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+
+
+async def test_w_err_4_far_too_long_is_seen_before_tokenizing(
+    app: App, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a text has more characters than any tokens that fit can stand for, nothing is tokenized."""
+
+    def encode(self: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
+        raise AssertionError("it was tokenized")
+
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    text = "x" * (2048 * len("<|endoftext|>") + 1)
+    assert tokenizer.fewest(text) == 2049
+    error = await refused(app, "completions", {"prompt": ["a", text]})
+    assert error["message"].startswith(
+        "This model's maximum context length is 2048 tokens. However, your prompt resulted in at"
+    )
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+    error = await refused(app, "chat/completions", {"messages": [{"role": "user", "content": text}]})
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+
+
+async def test_a_request_has_only_so_many_choices(app: App, server: FakeServer) -> None:
+    """Each is a sequence to be set up while everybody else waits: prompts and samples have one bound together."""
+    for prompts, n in ((MAX_CHOICES + 1, 1), (MAX_CHOICES // 128 + 1, 128)):
+        error = await refused(app, "completions", {"prompt": [[1]] * prompts, "n": n})
+        assert (error["param"], error["code"]) == ("prompt", "array_above_max_length")
+        assert str(MAX_CHOICES // n) in error["message"]
+    answer = await post(app, "completions", {"prompt": [[1]] * (MAX_CHOICES // 128), "n": 128, "max_tokens": 0})
+    assert answer.status == 200
 
 
 @pytest.mark.parametrize("asked", [2047, 10**9, 2**63, 10**30])

@@ -34,6 +34,9 @@ class Letters:
     def token_of(self, id: int) -> str:
         return chr(id)
 
+    def fewest(self, text: str) -> int:
+        return len(text)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [min(ord(letter), 299) for letter in text]
 

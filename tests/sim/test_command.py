@@ -6,11 +6,17 @@ from pathlib import Path
 import pytest
 
 from toka.errors import ConfigError
-from toka.sim.command import main
+from toka.screen import Screen
+from toka.sim import command
 from toka.sim.cost import Costs, Measured, fit
 from toka.sim.report import ROWS
 
 FEW = ["requests=30", "num_blocks=400", "max_tokens=None"]
+
+
+def main(words: list[str]) -> None:
+    """`toka simulate` with these options."""
+    command.main(words, Screen())
 
 
 def test_the_policies_stand_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,9 @@
 """Ids equal transformers'; folders without a usable tokenizer get one line."""
 
 import json
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -101,6 +103,22 @@ def test_special_tokens_are_parsed_and_not_shown(tmp_path: Path) -> None:
     ids = tokenizer.encode("<|im_start|>a<|im_end|>")
     assert ids == [IM_START, ord("a"), IM_END]
     assert tokenizer.decode(ids) == "a"
+
+
+def test_encoding_lets_other_threads_run(tmp_path: Path) -> None:
+    """A long text is encoded in a thread of its own; the event loop's thread must not wait for it."""
+    tokenizer = Tokenizer.load(write_byte_tokenizer(tmp_path))
+    text = "hello world " * 50_000
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as thread:
+        encoding = thread.submit(tokenizer.encode, text)
+        longest, last = 0.0, time.monotonic()
+        while not encoding.done():
+            time.sleep(0.001)
+            last, before = time.monotonic(), last
+            longest = max(longest, last - before)
+    assert len(encoding.result()) == len(text)
+    assert longest < (time.monotonic() - began) / 2
 
 
 def test_what_it_knows_of_itself(tmp_path: Path) -> None:

@@ -64,12 +64,9 @@ def create_app(
     `template` is None for a model that cannot chat. The model answers to all of `model_names`; the first is its own.
     `created` is a Unix time. `defaults` is what requests leave open: OpenAI's values unless given.
 
-    Run it under uvicorn with http="httptools", loop="uvloop", ws="none", timeout_keep_alive=75 (clients reuse
-    connections for that long), access_log=False, server_header=False, proxy_headers=False; lifespan
-    may be on or off. It relies on no more than ASGI; a `send` that returns at once while the client keeps up makes
-    streams cheap.
+    It relies on no more than ASGI (`toka.serve` runs it under uvicorn); a `send` that returns at once while the client
+    keeps up makes streams cheap.
     """
-    version = VERSION
     return App(
         Service(
             config=config,
@@ -78,8 +75,8 @@ def create_app(
             template=template,
             names=tuple(model_names),
             created=created,
-            version=version,
-            fingerprint=fingerprint(config, version),
+            version=VERSION,
+            fingerprint=fingerprint(config, VERSION),
             defaults=defaults or Sampling(),
         )
     )

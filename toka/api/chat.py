@@ -62,6 +62,7 @@ class Chat(Generate[ChatBody]):
                 raise BadRequest(
                     "The messages are nested too deeply for the chat template.", param="messages"
                 ) from None
+            self.check_text(text)
             ids = tokenizer.encode(text, add_special_tokens=False)
             if not ids:
                 raise BadRequest("The chat template made an empty prompt of these messages.", param="messages")

@@ -9,7 +9,7 @@ from toka.api.chunks import TextChunks
 from toka.api.details import Details
 from toka.api.fields import COMPLETION
 from toka.api.generate import Generate, Job, Text, limit_name, limit_of
-from toka.api.limits import fit
+from toka.api.limits import check_choices, fit
 from toka.api.logprobs import text_logprobs
 from toka.api.sampling import check_ids as check_each
 from toka.api.schemas import CompletionBody, TextChoice, TextCompletion, Usage
@@ -32,7 +32,10 @@ class Completions(Generate[CompletionBody]):
         """Ids are checked here, texts are tokenized later."""
         tokenizer = self.service.tokenizer
         texts, ids = split(body.prompt)
+        check_choices(len(texts or ids), body.n)
         if texts:
+            for text in texts:
+                self.check_text(text)
             return Text(sum(map(len, texts)), lambda: [encode(tokenizer, text) for text in texts])
         single = isinstance(body.prompt, list) and isinstance(body.prompt[0], int)
         for number, prompt in enumerate(ids):

@@ -84,6 +84,12 @@ def empty(param: str, kind: str) -> BadRequest:
     return BadRequest(message, param=param, code=f"empty_{kind}")
 
 
+def too_long(param: str, kind: str, most: str) -> BadRequest:
+    """An `array` or a `string` of more than `most`."""
+    message = f"Invalid '{param}': {kind} too long. Expected at most {most}."
+    return BadRequest(message, param=param, code=f"{kind}_above_max_length")
+
+
 def unknown(param: str, known: list[str], hint: str = "") -> BadRequest:
     """A field that nobody knows; the closest known one is offered."""
     name = shown(param)
@@ -121,8 +127,7 @@ def invalid(error: msgspec.ValidationError, body: object) -> BadRequest:
         kind = "string" if match[1] == "str" else "array"
         if match[2] == ">=":
             return empty(path, kind)
-        message = f"Invalid '{path}': {kind} too long. Expected at most {match[3]}."
-        return BadRequest(message, param=path, code=f"{kind}_above_max_length")
+        return too_long(path, kind, match[3])
     return BadRequest(f"Invalid value for '{path}'.", param=path or None, code="invalid_value")
 
 

@@ -13,7 +13,7 @@ from toka.api.chunks import Chunks
 from toka.api.details import Asked, Details
 from toka.api.exchange import ClientGone, Endpoint, Exchange, Hangup
 from toka.api.fields import Schema
-from toka.api.limits import check_prompts
+from toka.api.limits import check_fewest, check_prompts
 from toka.api.logprobs import Names, mean
 from toka.api.relay import Relay, copies, prompt_only
 from toka.api.reply import Reply, Tally, Whole
@@ -93,6 +93,11 @@ class Generate(Endpoint, Generic[B]):
     @abstractmethod
     def whole(self, job: "Job[B]", choices: list[Delta], usage: Usage) -> object:
         """The body of an answer that is not streamed."""
+
+    def check_text(self, text: str) -> None:
+        """For a prompt about to be tokenized. Raises ContextLengthExceeded, or Unavailable while the model loads."""
+        service = self.service
+        check_fewest(service.tokenizer.fewest(text), context=service.server.max_model_len, param=self.param)
 
     async def serve(self, exchange: Exchange) -> None:
         """The whole life of a request. Everything is checked before the engine hears of it."""

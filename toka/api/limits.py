@@ -3,9 +3,34 @@
 from collections.abc import Sequence
 from typing import Literal
 
+from toka.api import errors
 from toka.errors import ContextLengthExceeded, Unavailable
 
 Overflow = Literal["error", "clamp"]
+
+MAX_CHOICES = 16384
+"""Prompts times samples of one request: to set so many up takes a tenth of a second, and everybody waits for it."""
+
+
+def check_choices(prompts: int, n: int) -> None:
+    """Several prompts, with `n` samples of each, may not have more than MAX_CHOICES answers. Raises BadRequest."""
+    if prompts > 1 and prompts * n > MAX_CHOICES:
+        samples = f" with n = {n}" if n > 1 else ""
+        raise errors.too_long("prompt", "array", f"{max(1, MAX_CHOICES // n)} prompts{samples}")
+
+
+def check_fewest(fewest: int, *, context: int, param: str) -> None:
+    """Refuse, before it is tokenized, a text of at least `fewest` tokens that cannot fit.
+
+    Raises ContextLengthExceeded, or Unavailable while the context is unknown.
+    """
+    _check_known(context)
+    if fewest > context:
+        raise ContextLengthExceeded(
+            f"This model's maximum context length is {context} tokens. However, your {param} resulted in at least "
+            f"{fewest} tokens. Please reduce the length of the {param}.",
+            param=param,
+        )
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], *, context: int, param: str, new: int = 1) -> None:
@@ -14,8 +39,7 @@ def check_prompts(prompts: Sequence[Sequence[int]], *, context: int, param: str,
     `context` is the longest prompt + answer in tokens, 0 while nobody knows. `param` is the field of the prompts.
     Raises ContextLengthExceeded, or Unavailable while the context is unknown.
     """
-    if context <= 0:
-        raise Unavailable("The model is still loading. Try again in a moment.")
+    _check_known(context)
     longest = max(map(len, prompts))
     if longest + new > context:
         raise ContextLengthExceeded(
@@ -51,3 +75,8 @@ def fit(
         f"({longest} in the {place}, {asked} in the completion). Use {name} ≤ {context - longest}.",
         param=param,
     )
+
+
+def _check_known(context: int) -> None:
+    if context <= 0:
+        raise Unavailable("The model is still loading. Try again in a moment.")

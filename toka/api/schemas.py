@@ -9,11 +9,14 @@ MAX_STOPS = 16
 MAX_IDS = 1024
 """Token ids in `stop_token_ids`, `allowed_token_ids` and `logit_bias`."""
 
+MAX_STOP_CHARS = 1024
+"""Far beyond any use; looking for a stop string takes memory in proportion to it."""
+
 Natural = Annotated[int, Meta(ge=0)]
 Natural32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
-Stop = Annotated[str, Meta(min_length=1)]
+Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 

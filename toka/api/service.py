@@ -36,6 +36,9 @@ class Tokenizer(Protocol):
     def settings(self) -> Mapping[str, object]:
         """The tokenizer's tokenizer_config.json."""
 
+    def fewest(self, text: str) -> int:
+        """Tokens that a text has at least, known without encoding it; 0 where nothing is known."""
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
 

@@ -28,7 +28,7 @@ POLICIES = {
     "reserved": Policy(learn=False),
     "greedy": Policy(look_ahead=False, margin=0),
 }
-"""By the name of the option."""
+"""By the simulator's names."""
 
 
 class Admission:

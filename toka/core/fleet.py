@@ -1,6 +1,7 @@
 """Several replicas behind one queue."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -44,7 +45,7 @@ class Fleet:
                 key=key,
                 policy=policy,
                 groups=groups() if groups else None,
-                named=lambda name, holds, replica=replica: self.router.named(replica, name, holds),  # type: ignore[misc]
+                named=partial(self.router.named, replica),
             )
             for replica in range(replicas)
         ]

@@ -1,12 +1,13 @@
 """`toka simulate`: what would happen, without a GPU and without waiting for it."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from toka.config import Config
+from toka.config import AtLeastOne, Config
 from toka.core.admission import POLICIES
 from toka.core.limits import Limits
 from toka.errors import ConfigError
@@ -18,8 +19,6 @@ from toka.sim.plot import draw, require
 from toka.sim.report import Report, lines, report
 from toka.sim.run import Hydragen, Setup, Simulation
 from toka.sim.workload import MONKEYS, SHAREGPT, Asked, Shape, Workload, replayed, synthetic
-
-AtLeastOne = Annotated[int, Meta(ge=1)]
 
 
 class Simulate(Struct, frozen=True, kw_only=True):
@@ -84,7 +83,10 @@ class Simulate(Struct, frozen=True, kw_only=True):
     max_ahead: Annotated[int, Meta(ge=1, le=64, description="steps sent ahead of their results, at most")] = 16
     admission: Annotated[
         Literal["predicted", "reserved", "greedy", "all"],
-        Meta(description="as the server's option; all: the three side by side"),
+        Meta(
+            description="what a sequence must find room for to start: its predicted length, all of its max_tokens, or "
+            "its prompt alone; all: the three side by side"
+        ),
     ] = "predicted"
     use_hydragen: Annotated[bool, Meta(description="read a prefix that sequences share once for all of them")] = False
     hydragen_min_group_size: Annotated[int, Meta(ge=1, description="sequences that make a Hydragen group")] = 32
@@ -94,9 +96,8 @@ class Simulate(Struct, frozen=True, kw_only=True):
     plot: Annotated[str | None, Meta(description="PNG to draw the seconds of the simulation to")] = None
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: Sequence[str], screen: Screen) -> None:
     """Simulate and print. Raises ConfigError."""
-    screen = Screen()
     if any(word in ("--help", "-h") for word in arguments):
         screen.line("\n".join(["toka simulate [key=value …]", "", *help_lines(Simulate)]))
         return

@@ -5,7 +5,7 @@ from collections import deque
 
 from toka.link import Peer
 from toka.sim.worker import PretendWorker
-from toka.wire import Agreed, Attached, Hello, Message, Plan, Ready, Stop, Tokens, Welcome
+from toka.wire import VERSION, Agreed, Attached, Hello, Message, Plan, Ready, Stop, Tokens, Welcome
 
 ENDPOINT = "loopback"
 
@@ -48,7 +48,7 @@ class Loopback:
     def _join(self) -> None:
         if self._peer is None:
             return
-        welcome: Welcome = self._peer.welcome(Hello(version=1), 1, 0, ENDPOINT, ENDPOINT)
+        welcome: Welcome = self._peer.welcome(Hello(version=VERSION), 1, 0, ENDPOINT, ENDPOINT)
         if welcome.kv_tokens:
             self.num_blocks = welcome.kv_tokens // welcome.page_size
         self._worker = PretendWorker(

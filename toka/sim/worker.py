@@ -9,12 +9,16 @@ import os
 import sys
 import threading
 import time
+from typing import Annotated
 
 import msgspec
 import numpy as np
 import zmq
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
+from toka.errors import ConfigError
+from toka.options import build, from_words
 from toka.wire import (
     MAX_STOP_IDS,
     NO_TOKEN,
@@ -257,20 +261,34 @@ class PretendWorker:
         assert seen == self.history[slot][:length], f"slot {slot} reads what another sequence wrote"
 
 
-def serve(engine: str, step_seconds: float, num_blocks: int, vocab_size: int) -> None:
-    """Join the engine at `engine` and answer its plans until it says Stop."""
-    context = zmq.Context()
+class Options(Struct, frozen=True, kw_only=True):
+    """The options of `python -m toka.sim.worker`."""
+
+    engine: Annotated[str, Meta(description="the engine's control address")]
+    step_ms: Annotated[float, Meta(ge=0, description="milliseconds that a step takes")] = 0.0
+    num_blocks: Annotated[int, Meta(ge=1, description="blocks of KV cache")] = 4096
+    vocab_size: Annotated[int, Meta(ge=1, description="ids are below it")] = 256
+
+
+def join(context: "zmq.Context[zmq.Socket[bytes]]", engine: str) -> Welcome:
+    """Say Hello to the engine at this address. A refusal ends the process."""
     control = context.socket(zmq.DEALER)
     control.connect(engine)
     control.send(encode(Hello(version=VERSION, pid=os.getpid())))
     match decode_to_worker(control.recv()):
         case Welcome() as welcome:
-            pass
+            return welcome
         case Refused(reason=reason):
             sys.exit(reason)
         case other:
             sys.exit(f"unexpected answer: {other}")
-    epoch, rank = welcome.epoch, welcome.rank
+
+
+def serve(options: Options) -> None:
+    """Join the engine and answer its plans until it says Stop."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    welcome = join(context, options.engine)
+    epoch, rank, step_seconds = welcome.epoch, welcome.rank, options.step_ms / 1000
     plans = context.socket(zmq.PULL)
     plans.connect(welcome.plans)
 
@@ -281,7 +299,10 @@ def serve(engine: str, step_seconds: float, num_blocks: int, vocab_size: int) ->
 
     results = speaker()
     worker = PretendWorker(
-        max_slots=welcome.max_slots, num_blocks=num_blocks, page_size=welcome.page_size, vocab_size=vocab_size
+        max_slots=welcome.max_slots,
+        num_blocks=options.num_blocks,
+        page_size=welcome.page_size,
+        vocab_size=options.vocab_size,
     )
 
     def say(message: Message) -> None:
@@ -295,7 +316,16 @@ def serve(engine: str, step_seconds: float, num_blocks: int, vocab_size: int) ->
 
     say(Attached(epoch=epoch, rank=rank))
     threading.Thread(target=beat, daemon=True).start()
-    say(Ready(epoch=epoch, rank=rank, num_blocks=num_blocks, max_model_len=131072, vocab_size=vocab_size, seconds=0.0))
+    say(
+        Ready(
+            epoch=epoch,
+            rank=rank,
+            num_blocks=options.num_blocks,
+            max_model_len=131072,
+            vocab_size=options.vocab_size,
+            seconds=0.0,
+        )
+    )
     through = time.monotonic()
     while True:
         match decode_to_worker(plans.recv()):
@@ -316,14 +346,12 @@ def serve(engine: str, step_seconds: float, num_blocks: int, vocab_size: int) ->
 
 
 def main(arguments: list[str]) -> None:
-    """`engine=ADDRESS [step_ms=0] [num_blocks=4096] [vocab_size=256]`."""
-    options = {"step_ms": "0", "num_blocks": "4096", "vocab_size": "256"}
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key not in (*options, "engine", "parent"):
-            sys.exit(f"unknown option {key!r}")
-        options[key] = value
-    serve(options["engine"], float(options["step_ms"]) / 1000, int(options["num_blocks"]), int(options["vocab_size"]))
+    """Serve as `arguments` say: the fields of `Options`, as `key=value`."""
+    try:
+        options = build(Options, from_words(arguments))
+    except ConfigError as error:
+        sys.exit(f"pretend worker: {error}")
+    serve(options)
 
 
 if __name__ == "__main__":

@@ -123,9 +123,9 @@ class _Trie:
                 queue.append(child)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def _trie(stops: tuple[str, ...]) -> _Trie:
-    """One automaton serves every sequence with the same stop strings."""
+    """One automaton serves every sequence with the same stop strings. Few are kept: a character takes 300 bytes."""
     if "" in stops:
         raise ValueError("a stop string must not be empty")
     return _Trie(stops)

@@ -9,6 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders
 
 from toka.errors import StartError
+from toka.text.bound import Bound
 from toka.text.files import read_json, special_tokens, token_text
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -19,7 +20,16 @@ _FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 class Tokenizer:
     """The ids that transformers' AutoTokenizer gives for the same folder. Safe to use from several threads."""
 
-    __slots__ = ("_backend", "bos_id", "fallback_ids", "named", "settings", "special_ids", "token_bytes", "vocab_size")
+    __slots__ = (
+        "_backend",
+        "_bound",
+        "bos_id",
+        "fallback_ids",
+        "settings",
+        "special_ids",
+        "token_bytes",
+        "vocab_size",
+    )
 
     def __init__(
         self, backend: tokenizers.Tokenizer, named: dict[str, str], settings: dict[str, Any] | None = None
@@ -30,7 +40,6 @@ class Tokenizer:
         """
         self.settings = settings or {}
         self._backend = backend
-        self.named = named
         bos = named.get("bos_token")
         self.bos_id: int | None = backend.token_to_id(bos) if bos is not None else None
         vocab = backend.get_vocab(with_added_tokens=True)
@@ -38,6 +47,8 @@ class Tokenizer:
         """Ids are below it. The model's own may be larger: rows that no token has are padding."""
         self.special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
         """Ids that have no text in an answer."""
+        byte_of = _bytes_of_characters()
+        self._bound = Bound(backend, vocab, frozenset(byte_of[token] for token in byte_of.keys() & vocab.keys()))
         self.token_bytes: list[bytes] | None = None
         """The bytes of each token where the text is their concatenation, else None; empty for special tokens."""
         self.fallback_ids: frozenset[int] = frozenset()
@@ -84,7 +95,12 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError:
             text = _SURROGATE.sub("\ufffd", text)
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Not `encode`, which keeps the interpreter to itself while it runs: a batch does not.
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def fewest(self, text: str) -> int:
+        """Tokens that `text` has at least, known without encoding it; 0 where nothing is known."""
+        return self._bound.fewest(text)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of `ids`, without special tokens unless asked for, and without ids that no token has."""
@@ -109,10 +125,6 @@ class Tokenizer:
     def token_of(self, id: int) -> str:
         """What the vocabulary calls `id`; empty if it has no such id."""
         return self._backend.id_to_token(id) or ""
-
-    def id_of(self, token: str) -> int | None:
-        """The id of a token, or None if the vocabulary lacks it."""
-        return self._backend.token_to_id(token)
 
 
 def _add_missing(backend: tokenizers.Tokenizer, settings: dict[str, Any], named: dict[str, str]) -> None:

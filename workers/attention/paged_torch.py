@@ -1,10 +1,10 @@
 """Attention over the paged cache in plain torch, on any device: what the CPU runs, and the oracle of faster kernels.
 
-Decoding rows are vectorised: a layer copies the blocks of a whole group of rows out of the cache with one index_select
-and attends with one call. Rows of like lengths form a group, so that a long row does not pad many short ones, and what
-a group copies is bounded. Chunks of prompts are attended to row by row, some queries at a time.
+Decoding rows are vectorised: a layer copies the blocks of a whole bucket of rows out of the cache with one index_select
+and attends with one call. Rows of like lengths form a bucket, so that a long row does not pad many short ones, and what
+a bucket copies is bounded. Chunks of prompts are attended to row by row, some queries at a time.
 
-Shapes: T tokens, R rows of a group, L keys a row, N queries of a part of a chunk, H query heads, K key-value heads, D
+Shapes: T tokens, R rows of a bucket, L keys a row, N queries of a part of a chunk, H query heads, K key-value heads, D
 size of a head.
 """
 
@@ -19,7 +19,7 @@ from workers.batch import Batch
 from workers.kvcache import KVCache
 
 _SPLIT_COST = 512
-"""What one more group costs in a layer, counted in keys that could be attended to meanwhile."""
+"""What one more bucket costs in a layer, counted in keys that could be attended to meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class _Keys:
     """int32[2 · blocks]: what to copy, out of the cache as [(num_blocks + 1) · 2, page_size · K · D]: the keys of all
     rows, then the values."""
     copy: Tensor
-    """[2 · blocks, page_size · K · D], in a buffer that all layers and groups use in turn."""
+    """[2 · blocks, page_size · K · D], in a buffer that all layers and buckets use in turn."""
     k: Tensor
     """[R, K, L, D], a view of `copy`."""
     v: Tensor
@@ -94,7 +94,7 @@ class PagedTorch:
         self._step: _Step | None = None
 
     def plan(self, batch: Batch) -> None:
-        """Once a step: sort the rows into chunks and groups, and find which blocks they read."""
+        """Once a step: sort the rows into chunks and buckets, and find which blocks they read."""
         starts, lengths = batch.starts.tolist(), [max(length, 1) for length in batch.lengths.tolist()]
         prefills = batch.num_prefill_rows
         decodes = lengths[prefills:]
@@ -103,11 +103,11 @@ class PagedTorch:
             self._chunk(starts[row], starts[row + 1], lengths[row], batch.tables[row : row + 1])
             for row in range(prefills)
         ]
-        groups = [
+        buckets = [
             self._bucket(starts[prefills], rows, decodes, batch.tables[prefills:], whole=len(members) == 1)
             for rows in members
         ]
-        self._step = _Step(self._cache.places(batch.writes), chunks, groups)
+        self._step = _Step(self._cache.places(batch.writes), chunks, buckets)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
         """See `Attention.run`."""
@@ -155,22 +155,22 @@ class PagedTorch:
         return keys
 
     def _bucketed(self, lengths: list[int]) -> list[list[int]]:
-        """Rows by number, in groups. A group ends before a row that wastes much of what it would be padded to, or where
-        more blocks would be copied than a group may."""
+        """Rows by number, in buckets. One ends before a row that wastes much of what it would be padded to, or where
+        more blocks would be copied than a bucket may."""
         order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-        groups: list[list[int]] = []
+        buckets: list[list[int]] = []
         longest = 0
         for done, row in enumerate(order):
             wasted = (longest - lengths[row]) * (len(order) - done)
             if (
-                not groups
+                not buckets
                 or (2 * lengths[row] < longest and wasted > _SPLIT_COST)
-                or (len(groups[-1]) + 1) * self._blocks(longest) > self._max_blocks
+                or (len(buckets[-1]) + 1) * self._blocks(longest) > self._max_blocks
             ):
-                groups.append([])
+                buckets.append([])
                 longest = lengths[row]
-            groups[-1].append(row)
-        return groups
+            buckets[-1].append(row)
+        return buckets
 
     def _bucket(self, first: int, rows: list[int], lengths: list[int], tables: Tensor, *, whole: bool) -> _Bucket:
         """`rows` of the decoding rows, whose tokens begin at `first`. `whole`: they are all of them."""
@@ -199,7 +199,7 @@ class PagedTorch:
         return _Chunk(first, last, self._keys(table, length) if past else None, parts)
 
     def _keys(self, tables: Tensor, length: int) -> _Keys:
-        """Of the first `length` keys (L) of R rows: int32[R, blocks or more]."""
+        """What to copy for the first `length` keys (L) of R rows, and where to. `tables`: int32[R, blocks or more]."""
         rows, blocks = len(tables), self._blocks(length)
         index = (tables[:, :blocks] * 2).flatten()
         size = self._paged[0].shape[1]

@@ -79,7 +79,7 @@ def test_rows_of_one_length_decode(bench: Bench) -> None:
         bench.check({}, ["c", "a", "b"])
 
 
-def test_ragged_rows_decode_in_groups(bench: Bench) -> None:
+def test_ragged_rows_decode_in_buckets(bench: Bench) -> None:
     """A long row beside many short ones, and some between."""
     lengths = {"long": 900, "middle": 300, "other": 290} | {f"short{index}": 3 + index for index in range(20)}
     bench.check(lengths, [])
@@ -103,13 +103,13 @@ def test_a_long_chunk_runs_in_parts(bench: Bench, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def tight() -> Iterator[Bench]:
-    """So little room that a group holds few rows."""
+    """So little room that a bucket holds few rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "MAX_GATHERED", 40 * 2 * 4 * 2 * 8 * 4)
         yield Bench(512, 4)
 
 
-def test_what_a_group_copies_is_bounded(tight: Bench) -> None:
+def test_what_a_bucket_copies_is_bounded(tight: Bench) -> None:
     """More rows than the bound allows are split, even if they are of one length; a row that is too long is alone."""
     rows = {f"row{index}": 60 for index in range(12)}
     tight.check(rows | {"long": 400}, [])
@@ -117,11 +117,11 @@ def test_what_a_group_copies_is_bounded(tight: Bench) -> None:
     assert tight.attention._buffer.nbytes <= 2 * 101 * 4 * 2 * 8 * 4
 
 
-def test_groups_pad_little_and_are_few() -> None:
+def test_buckets_pad_little_and_are_few() -> None:
     """A row of 8,000 keys does not stretch sixty of 50, and rows of like lengths stay together."""
     attention = Bench(4, 16).attention
     ragged = attention._bucketed([50] * 30 + [8000] + [55] * 30)
-    assert [len(group) for group in ragged] == [1, 60]
+    assert [len(bucket) for bucket in ragged] == [1, 60]
     assert ragged[0] == [30]
     assert len(attention._bucketed([100 + index for index in range(64)])) == 1
     assert len(attention._bucketed([10, 20, 40, 80])) == 1
