@@ -100,13 +100,15 @@ class Choice:
         """All text that has gathered, and the tokens whose text is out with it; at the end all of them."""
         assert self._output is not None
         text, self._text = "".join(self._text), []
-        count = len(self._ids)
-        if reason is None and self._output.mark > self._output.released:
+        ids, scores, prompt = self._ids, self._scores, self._prompt_scores
+        self._ids, self._scores, self._prompt_scores = [], [], []
+        if reason is None and self._output.withheld:
             count = bisect_right(self._marks, self._output.released)
-        ids, self._ids = self._ids[:count], self._ids[count:]
-        scores, self._scores = self._scores[:count], self._scores[count:]
-        prompt, self._prompt_scores = self._prompt_scores, []
-        del self._marks[:count]
+            ids, self._ids = ids[:count], ids[count:]
+            scores, self._scores = scores[:count], scores[count:]
+            del self._marks[:count]
+        else:
+            self._marks = []
         return Delta(self.index, text, self.tokens, reason, stop, ids, scores, prompt)
 
     def whole(self, tokens: Ints, end: End, decoder: Decoder) -> Delta:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from toka.api.logprobs import Entry, Names, Scribe, echoed, prompt_logprobs
 from toka.api.schemas import PromptLogprobs
 from toka.request import Delta
@@ -20,18 +22,17 @@ class Asked:
     echo: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(Struct, frozen=True):
     """One delta, as the client sees it."""
 
     text: str
-    entries: list[Entry] | None
+    entries: list[Entry] | None = None
     """None: no log-probabilities were asked for."""
-    ids: Sequence[int] | None
+    ids: Sequence[int] | None = None
     """None: no token ids were asked for."""
-    prompt_ids: list[int] | None
+    prompt_ids: list[int] | None = None
     """With the first delta of a choice, if token ids were asked for."""
-    prompt: PromptLogprobs | None
+    prompt: PromptLogprobs | None = None
     """With the first delta of a choice, if they were asked for."""
 
 

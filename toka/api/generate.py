@@ -5,8 +5,10 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
+
+from msgspec.structs import replace
 
 from toka.api import errors
 from toka.api.chunks import Chunks

@@ -1,7 +1,8 @@
 """Between the engine and who listens: answers of which more, or less, is shown than was sampled."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from toka.errors import RequestError
 from toka.request import Delta, Listener

@@ -41,6 +41,11 @@ class TextOutput:
         self._matcher = StopMatcher(stops)
 
     @property
+    def withheld(self) -> bool:
+        """Whether some id has text that is not out."""
+        return self.released < self.produced or self._detokenizer.unfinished
+
+    @property
     def mark(self) -> int:
         """What `released` must reach for the text of the last id to be out."""
         return self.produced + self._detokenizer.unfinished
