@@ -18,18 +18,6 @@ from workers.life import live
 from workers.start import Progress, Started
 
 
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    with Engine() as engine:
-        yield engine
-
-
-@pytest.fixture
-def aside() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor() as pool:
-        yield pool
-
-
 def arithmetic(welcome: Welcome, device: torch.device, progress: Progress) -> Started:
     """Load nothing, and say so."""
     progress("weights", 0, 1)

@@ -27,18 +27,6 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    with Engine() as engine:
-        yield engine
-
-
-@pytest.fixture
-def aside() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor() as pool:
-        yield pool
-
-
-@pytest.fixture
 def link(context: zmq.Context[zmq.Socket[bytes]], engine: Engine) -> Iterator[Link]:
     with Link(context, engine.welcome(), die=no_death) as link:
         assert isinstance(engine.hear(), Attached)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,6 @@ from toka.wire import Admit, Agreed, Failed, Loading, Plan, Ready, Sampling, Sto
 from workers.__main__ import main
 
 PROMPTS = [[5, 17, 200, 3, 90] * 9, [250]]
-
-
-@pytest.fixture
-def engine() -> Iterator[Engine]:
-    with Engine() as engine:
-        yield engine
 
 
 def worker(*arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[str]:

@@ -9,7 +9,6 @@ from toka.api.chunks import ChatChunks
 from toka.api.details import Shown
 from toka.api.fields import CHAT
 from toka.api.generate import Generate, Job, Text, limit_name, limit_of
-from toka.api.limits import fit
 from toka.api.logprobs import chat_logprobs
 from toka.api.messages import check_continues, conversation
 from toka.api.schemas import ChatBody, ChatChoice, ChatCompletion, ChatMessage, Usage
@@ -70,14 +69,9 @@ class Chat(Generate[ChatBody]):
 
         return Text(chars(messages), tokenize)
 
-    def max_tokens(self, body: ChatBody, prompts: Sequence[Sequence[int]]) -> int | None:
-        """None unless asked for: the rest of the context."""
-        asked = limit_of(body)
-        if asked is None:
-            return None
-        context = self.service.server.max_model_len
-        overflow = self.service.config.max_tokens_overflow
-        return fit(asked, prompts, context=context, param=self.param, overflow=overflow, name=limit_name(body))
+    def usual_limit(self, prompts: Sequence[Sequence[int]]) -> int | None:
+        """The rest of the context."""
+        return None
 
     def whole(self, job: Job[ChatBody], choices: list[Delta], usage: Usage) -> ChatCompletion:
         """An answer that is not streamed."""

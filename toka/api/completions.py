@@ -8,8 +8,8 @@ from toka.api import errors
 from toka.api.chunks import TextChunks
 from toka.api.details import Details
 from toka.api.fields import COMPLETION
-from toka.api.generate import Generate, Job, Text, limit_name, limit_of
-from toka.api.limits import check_choices, fit
+from toka.api.generate import Generate, Job, Text
+from toka.api.limits import check_choices
 from toka.api.logprobs import text_logprobs
 from toka.api.sampling import check_ids as check_each
 from toka.api.schemas import CompletionBody, TextChoice, TextCompletion, Usage
@@ -42,21 +42,14 @@ class Completions(Generate[CompletionBody]):
             check_ids(prompt, "prompt" if single else f"prompt[{number}]", tokenizer.vocab_size)
         return Text(0, lambda: ids)
 
-    def max_tokens(self, body: CompletionBody, prompts: Sequence[Sequence[int]]) -> int | None:
+    def usual_limit(self, prompts: Sequence[Sequence[int]]) -> int | None:
         """OpenAI's default is 16; it yields to the context, since nobody asked for it."""
-        context = self.service.server.max_model_len
-        asked = limit_of(body)
-        if asked is None:
-            return min(DEFAULT_MAX_TOKENS, context - max(map(len, prompts)))
-        overflow = self.service.config.max_tokens_overflow
-        return fit(asked, prompts, context=context, param=self.param, overflow=overflow, name=limit_name(body))
+        return min(DEFAULT_MAX_TOKENS, self.service.server.max_model_len - max(map(len, prompts)))
 
-    def echoes(self, body: CompletionBody) -> bool:
-        """The client's choice."""
-        return body.echo
-
-    def prompt_texts(self, body: CompletionBody, prompts: list[list[int]]) -> list[str]:
-        """Texts as they were sent, ids decoded."""
+    def echoed(self, body: CompletionBody, prompts: list[list[int]]) -> list[str] | None:
+        """Texts as they were sent, ids decoded, if the client asks for them."""
+        if not body.echo:
+            return None
         texts, _ = split(body.prompt)
         return texts or [self.service.tokenizer.decode(ids) for ids in prompts]
 

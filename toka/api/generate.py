@@ -15,7 +15,7 @@ from toka.api.chunks import Chunks
 from toka.api.details import Asked, Details
 from toka.api.exchange import ClientGone, Endpoint, Exchange, Hangup
 from toka.api.fields import Schema
-from toka.api.limits import check_fewest, check_prompts
+from toka.api.limits import check_fewest, check_prompts, fit
 from toka.api.logprobs import Names, mean
 from toka.api.relay import Relay, copies, prompt_only
 from toka.api.reply import Reply, Tally, Whole
@@ -89,8 +89,17 @@ class Generate(Endpoint, Generic[B]):
         """Check what is particular to this endpoint, before any work. Raises BadRequest."""
 
     @abstractmethod
+    def usual_limit(self, prompts: Sequence[Sequence[int]]) -> int | None:
+        """New tokens of each choice where the client says nothing; None: what the context holds."""
+
     def max_tokens(self, body: B, prompts: Sequence[Sequence[int]]) -> int | None:
         """New tokens of each choice, None for what the context holds. Raises ContextLengthExceeded."""
+        asked = limit_of(body)
+        if asked is None:
+            return self.usual_limit(prompts)
+        context = self.service.server.max_model_len
+        overflow = self.service.config.max_tokens_overflow
+        return fit(asked, prompts, context=context, param=self.param, overflow=overflow, name=limit_name(body))
 
     @abstractmethod
     def whole(self, job: "Job[B]", choices: list[Delta], usage: Usage) -> object:
@@ -166,24 +175,21 @@ class Generate(Endpoint, Generic[B]):
 
     def _details(self, body: B, prompts: list[list[int]], samples: int) -> Details | None:
         """What is to be told besides the text; None: nothing."""
+        echoed = self.echoed(body, prompts)
         asked = Asked(
             logprobs=logprobs_of(body),
             prompt_logprobs=-1 if body.prompt_logprobs is None else body.prompt_logprobs,
             token_ids=body.return_token_ids,
-            echo=self.echoes(body),
+            echo=echoed is not None,
         )
         if asked == Asked():
             return None
         names = Names(self.service.tokenizer, body.return_tokens_as_token_ids)
-        return Details(asked, names, prompts, self.prompt_texts(body, prompts) if asked.echo else [], samples)
+        return Details(asked, names, prompts, echoed or [], samples)
 
-    def echoes(self, body: B) -> bool:
-        """Whether the prompt comes before the answer."""
-        return False
-
-    def prompt_texts(self, body: B, prompts: list[list[int]]) -> list[str]:
-        """The prompts as they are echoed."""
-        raise NotImplementedError
+    def echoed(self, body: B, prompts: list[list[int]]) -> list[str] | None:
+        """The prompts' texts, if they come before the answers."""
+        return None
 
     def begin(self, job: "Job[B]", reply: Reply) -> None:
         """Submit the request. Raises RequestError."""

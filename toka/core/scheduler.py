@@ -160,6 +160,7 @@ class Scheduler:
         for sequence in running:
             seats.move(sequence.seat)
             sequence.seat = NO_SEAT
+            sequence.names = []
         running.sort(key=lambda sequence: (sequence.priority, sequence.arrival))
         return [*running, *self._waiting]
 
@@ -276,7 +277,8 @@ class Scheduler:
         refused = 0
         for sequence in islice(self._waiting, LOOK):
             fill = sequence.fill()
-            sequence.names = self.tree.extend(self.tree.digests(sequence.prompt), fill)
+            if not sequence.names:  # while it waits they stay what they are
+                sequence.names = self.tree.extend(self.tree.digests(sequence.prompt), fill)
             # The last token is run again for its logits, so its block is never taken from the tree.
             usable = sequence.names[: (len(fill) - 1) // self.limits.page_size]
             if sequence.uncached:
@@ -400,6 +402,7 @@ class Scheduler:
         self.seats.move(seat)
         self._stop_running(np.array([seat], dtype=np.int32))
         self.seats.leave(seat)
+        sequence.names = []
         self._waiting.push_front(sequence)
         self.preemptions += 1
 
