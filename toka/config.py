@@ -39,6 +39,13 @@ class Config(Struct, frozen=True, kw_only=True):
     page_size: Annotated[int, Meta(ge=1, le=256, description="tokens in a block of KV cache")] = 16
     kv_cache_num_tokens: Annotated[AtLeastOne | None, Meta(description="tokens of KV cache; default: what fits")] = None
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1, description="share of the device's memory to use")] = 0.9
+    use_cudagraphs: Annotated[
+        bool, Meta(description="on a GPU: decode through CUDA graphs; F launches every kernel anew, which is slower")
+    ] = True
+    attention_backend: Annotated[
+        Literal["auto", "triton", "flashinfer", "torch"],
+        Meta(description="what attends; auto: the fastest there is on the device; torch: the plain reference"),
+    ] = "auto"
     max_seqs_per_forward: Annotated[int, Meta(ge=1, le=16384, description="sequences in one step")] = 1024
     max_tokens_per_forward: Annotated[int, Meta(ge=1, le=1048576, description="tokens in one step")] = 8192
     use_spec_allocation: Annotated[
@@ -109,7 +116,6 @@ class Later(Struct, frozen=True, kw_only=True):
     ] = None
     torch_compile: Annotated[bool, Meta(description="compile the model with torch.compile")] = False
     torch_compile_config: Annotated[str | None, Meta(description="what torch.compile is told")] = None
-    use_cudagraphs: Annotated[bool, Meta(description="decode through CUDA graphs")] = False
     use_hydragen: Annotated[bool, Meta(description="attend to shared prefixes once")] = False
     hydragen_min_group_size: Annotated[int, Meta(ge=1, description="sequences that make a Hydragen group")] = 32
     hydragen_min_prefix_len: Annotated[int, Meta(ge=1, description="tokens that make a shared prefix")] = 256

@@ -236,6 +236,8 @@ class Engine:
             kv_tokens=config.kv_cache_num_tokens or 0,
             memory_utilization=config.gpu_memory_utilization,
             max_ahead=MAX_AHEAD,
+            attention=config.attention_backend,
+            cuda_graphs=config.use_cudagraphs,
         )
 
     def heard(self, message: ToEngine) -> None:

@@ -86,6 +86,10 @@ class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
     """Share of the device's memory that weights, activations and KV cache may take together."""
     max_ahead: int
     """Plans that may be in flight at once."""
+    attention: str = "auto"
+    """What attends: `auto`, `triton`, `flashinfer` or `torch`."""
+    cuda_graphs: bool = True
+    """On a GPU, decoding steps are recorded once and replayed."""
 
 
 class Refused(Message, tag="refused", frozen=True, kw_only=True):

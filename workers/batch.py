@@ -1,8 +1,13 @@
 """A plan becomes tensors: which tokens the step runs, where their keys and values go, and what each of them sees.
 
-A step has a row for each chunk of a prompt, in the order of the plan, and behind these one for each decoding slot. The
-host knows all about the chunks and uploads it in one piece. Of the decoding rows it knows the slots alone: plans run
-ahead of results, so their tokens and positions are taken on the device, from what earlier steps left in `Slots`.
+A step has a row for each chunk of a prompt, in the order of the plan, and behind these one for each decoding slot. It
+is built in two halves:
+
+* `build`, on the host: checks the plan, and uploads in one piece all that only the host knows, which is all there is to
+  know of the chunks;
+* `assemble`, on the device: the decoding rows, of which the host knows the slots alone. Plans run ahead of results, so
+  their tokens and positions are taken from what earlier steps left in `Slots`. A step without chunks needs nothing else,
+  so this half can be recorded once and replayed (graphs.py).
 """
 
 from dataclasses import dataclass
@@ -16,10 +21,13 @@ from workers.compact import Longs
 from workers.scores import Part, Prompts
 from workers.slots import BadPlan, Roster, Slots, unpack
 
+_NONE: Longs = np.zeros(0, np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step as tensors, all on the device. T tokens in R rows (sequences); S of the rows are sampled."""
+    """One step as tensors, on the device unless said otherwise. T tokens in R rows (sequences): P chunks of any number
+    of tokens, then D decoding rows of one token each. S of the rows are sampled."""
 
     tokens: Tensor
     """int64[T]: token ids."""
@@ -28,89 +36,163 @@ class Batch:
     writes: Tensor
     """int64[T]: flat place in the KV cache (block · page_size + offset) where the token's key and value go. Rows that
     are dead on the device write to the spare block."""
-    starts: Tensor
-    """int32[R + 1]: first token of each row, cumulative."""
+    rows: Tensor
+    """int64[R]: the slot of each row, which is its row of `tables`."""
+    tables: Tensor
+    """int32[slots, blocks]: block ids of every slot; the rest is the spare block."""
     lengths: Tensor
     """int32[R]: keys each row attends to, the ones this step writes included."""
-    tables: Tensor
-    """int32[R, most blocks of a row in this step]: block ids; the rest is the spare block."""
-    num_prefill_rows: int
-    """The first rows are chunks of any number of tokens; the rest decode one token each."""
-    max_length: int
-    """An upper bound of `lengths`, known on the host."""
+    starts: Tensor
+    """int32[P + 1]: first token of each chunk, cumulative; the last is where the decoding rows begin."""
     samples: Tensor
     """int64[S]: the tokens whose logits are sampled."""
+    sizes: Longs
+    """int64[P], on the host: tokens of each chunk."""
+    ends: Longs
+    """int64[P], on the host: keys each chunk attends to, as in `lengths`."""
+    bounds: Longs | None
+    """int64[D], on the host: upper bounds of the decoding rows' `lengths`; None where the batch is being recorded, to be
+    replayed for any lengths."""
+
+    @property
+    def prefilled(self) -> int:
+        """Tokens in chunks: the first of the T."""
+        return int(self.sizes.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """Parts of prompts: P of them with N tokens together, beside D decoding rows."""
+
+    sizes: Longs
+    """int64[P], on the host: tokens of each."""
+    ends: Longs
+    """int64[P], on the host: its slot's tokens that are in the cache once the step has run."""
+    slots: Tensor
+    """int64[P]."""
+    lengths: Tensor
+    """int64[P]: `ends`, on the device."""
+    starts: Tensor
+    """int32[P + 1]: see `Batch.starts`."""
+    tokens: Tensor
+    """int64[N]."""
+    positions: Tensor
+    """int64[N]."""
+    owners: Tensor
+    """int64[N]: the slot of each token."""
+    samples: Tensor
+    """int64[S]: see `Batch.samples`."""
+    prompts: Prompts | None
+    """Tokens of their prompts that are to be scored; None: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A batch, and what it means for the slots."""
+    """A step, as far as the host knows it."""
 
-    batch: Batch
-    rows: Tensor
-    """int64[R]: the slot of each row."""
-    after: Tensor
-    """int64[R]: tokens of each row that are in the cache once the step has run."""
+    chunks: Chunks | None
+    """None: the step only decodes."""
+    decode: Roster
+    """The decoding rows."""
+    bounds: Longs
+    """int64[D], on the host: see `Batch.bounds`."""
     roster: Roster
-    """The slots that are sampled, in the order of `batch.samples`: the wire's roster."""
-    prompts: Prompts | None = None
-    """Tokens of the chunks' prompts that are to be scored; None: none."""
+    """The slots that are sampled, in the order of `Batch.samples`: the wire's roster."""
 
 
 def build(plan: Plan, slots: Slots) -> Work:
     """The step of a plan that `slots` has applied. Raises BadPlan."""
+    decode = slots.decode
     if not plan.chunks:
-        return _decode_only(slots)
+        slots.extend(decode.host, slots.bound[decode.host] + 1)
+        return Work(None, decode, slots.bound[decode.host], decode)
     chunks = unpack(plan.chunks, 3)
     owners, starts, sizes = chunks.T
     ends = starts + sizes
     _check(chunks, slots)
     finals = np.flatnonzero(ends == slots.needed[owners])
-    decode = slots.decode
     slots.extend(owners, ends)
     slots.extend(decode.host, slots.bound[decode.host] + 1)
-    max_length = int(max(ends.max(), slots.bound[decode.host].max(initial=0)))
 
     # Everything that only the host knows travels in one copy.
     first = np.cumsum(sizes) - sizes
     prefilled, decoding = int(sizes.sum()), len(decode.host)
-    where = np.arange(prefilled) - np.repeat(first - starts, sizes)  # the position of each token in its sequence
     parts = [
         np.concatenate([_ids(slots, *chunk) for chunk in chunks.tolist()]),
-        where,
+        np.arange(prefilled) - np.repeat(first - starts, sizes),  # the position of each token in its sequence
         np.repeat(owners, sizes),
         owners,
         ends,
         owners[finals],
-        np.concatenate([first, np.arange(prefilled, prefilled + decoding + 1)]),
+        np.append(first, prefilled),
         np.concatenate([(first + sizes - 1)[finals], np.arange(prefilled, prefilled + decoding)]),
     ]
     sent = slots.upload(np.concatenate(parts))
     tokens, positions, token_slots, chunk_slots, chunk_ends, final_slots, row_starts, samples = torch.split(
         sent, [len(part) for part in parts]
     )
-
     prompts = _prompts(chunks, first, slots)
     slots.prefilled(owners[finals])
-    own = _decoding(slots)
-    rows = torch.cat([chunk_slots, decode.slots])
-    lengths = torch.cat([chunk_ends, own.positions + 1]).to(torch.int32)
     roster = decode
     if len(finals):
         roster = slots.roster(np.concatenate([owners[finals], decode.host]), torch.cat([final_slots, decode.slots]))
-    batch = Batch(
-        tokens=torch.cat([tokens, own.tokens]),
-        positions=torch.cat([positions, own.positions]),
-        writes=torch.cat([_places(slots, token_slots, positions), own.writes]),
-        starts=row_starts.to(torch.int32),
-        lengths=lengths,
-        tables=_tables(slots, rows, max_length),
-        num_prefill_rows=len(chunks),
-        max_length=max_length,
-        samples=samples,
+    return Work(
+        chunks=Chunks(
+            sizes=sizes,
+            ends=ends,
+            slots=chunk_slots,
+            lengths=chunk_ends,
+            starts=row_starts.to(torch.int32),
+            tokens=tokens,
+            positions=positions,
+            owners=token_slots,
+            samples=samples,
+            prompts=prompts,
+        ),
+        decode=decode,
+        bounds=slots.bound[decode.host],
+        roster=roster,
     )
-    after = torch.cat([chunk_ends, own.after])
-    return Work(batch=batch, rows=rows, after=after, roster=roster, prompts=prompts)
+
+
+def assemble(work: Work, slots: Slots) -> Batch:
+    """The step's tensors. From here on `slots.lengths` is what it will be once the step has run."""
+    chunks = work.chunks
+    if chunks is None:
+        return assemble_decode(work.decode.slots, slots, work.bounds)
+    slots.lengths[chunks.slots] = chunks.lengths
+    own = slots.advance(work.decode.slots)
+    return Batch(
+        tokens=torch.cat([chunks.tokens, own.tokens]),
+        positions=torch.cat([chunks.positions, own.positions]),
+        writes=torch.cat([slots.places(chunks.owners, chunks.positions), own.writes]),
+        rows=torch.cat([chunks.slots, work.decode.slots]),
+        tables=slots.tables,
+        lengths=torch.cat([chunks.lengths.to(torch.int32), own.lengths]),
+        starts=chunks.starts,
+        samples=chunks.samples,
+        sizes=chunks.sizes,
+        ends=chunks.ends,
+        bounds=work.bounds,
+    )
+
+
+def assemble_decode(rows: Tensor, slots: Slots, bounds: Longs | None) -> Batch:
+    """A step of decoding rows alone: int64[D] slots and their `Batch.bounds`."""
+    own = slots.advance(rows)
+    return Batch(
+        tokens=own.tokens,
+        positions=own.positions,
+        writes=own.writes,
+        rows=rows,
+        tables=slots.tables,
+        lengths=own.lengths,
+        starts=slots.nothing,
+        samples=slots.numbers[: len(rows)],
+        sizes=_NONE,
+        ends=_NONE,
+        bounds=bounds,
+    )
 
 
 def _prompts(chunks: Longs, first: Longs, slots: Slots) -> Prompts | None:
@@ -130,56 +212,6 @@ def _prompts(chunks: Longs, first: Longs, slots: Slots) -> Prompts | None:
         return None
     sent = slots.upload(np.stack([np.concatenate(rows), np.concatenate(targets)]))
     return Prompts(parts, sent[0], sent[1])
-
-
-def _decode_only(slots: Slots) -> Work:
-    decode = slots.decode
-    slots.extend(decode.host, slots.bound[decode.host] + 1)
-    max_length = int(slots.bound[decode.host].max(initial=0))
-    own = _decoding(slots)
-    count = torch.arange(len(decode.host) + 1, device=slots.device)
-    batch = Batch(
-        tokens=own.tokens,
-        positions=own.positions,
-        writes=own.writes,
-        starts=count.to(torch.int32),
-        lengths=(own.positions + 1).to(torch.int32),
-        tables=_tables(slots, decode.slots, max_length),
-        num_prefill_rows=0,
-        max_length=max_length,
-        samples=count[:-1],
-    )
-    return Work(batch=batch, rows=decode.slots, after=own.after, roster=decode)
-
-
-@dataclass(frozen=True, slots=True)
-class _Decoding:
-    """The decode rows of a step, one token each: int64[D]."""
-
-    tokens: Tensor
-    positions: Tensor
-    writes: Tensor
-    after: Tensor
-
-
-def _decoding(slots: Slots) -> _Decoding:
-    own = slots.decode.slots
-    positions, dead = slots.lengths[own], slots.dead[own]
-    spare = slots.spare * slots.page_size
-    # A dead row still runs, since the host does not know that it is dead: it reads what it may, writes to the spare
-    # block and stays where it is.
-    writes = _places(slots, own, positions).masked_fill_(dead, spare)
-    return _Decoding(tokens=slots.last[own], positions=positions, writes=writes, after=positions + ~dead)
-
-
-def _places(slots: Slots, owners: Tensor, positions: Tensor) -> Tensor:
-    """Flat places in the KV cache of tokens at `positions` of the sequences in slots `owners`, both int64[T]."""
-    blocks = slots.tables[owners, positions // slots.page_size].to(torch.int64)
-    return blocks * slots.page_size + positions % slots.page_size
-
-
-def _tables(slots: Slots, rows: Tensor, max_length: int) -> Tensor:
-    return slots.tables[:, : -(-max_length // slots.page_size)].index_select(0, rows)
 
 
 def _ids(slots: Slots, slot: int, start: int, size: int) -> Longs:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 MAX_LOGITS = 8 * 2**20
 """Logits (rows × vocabulary) that exist at once while tokens are chosen."""
+MAX_DEVICE_LOGITS = 128 * 2**20
+"""The same on a GPU, where nothing but the logits themselves is held while tokens are chosen by the kernels."""
 MAX_GATHERED = 32 * 2**20
 """Bytes of keys and values that the torch attention copies out of the cache at once, unless one row needs more."""
 MAX_QUERIES = 1024
@@ -105,6 +107,7 @@ def num_blocks(
     max_slots: int,
     max_model_len: int,
     kv_tokens: int,
+    activations: int | None = None,
 ) -> int:
     """Blocks of KV cache to allocate, without the spare one.
 
@@ -112,10 +115,11 @@ def num_blocks(
     a machine's own memory, KV cache and activations together take at most `utilization` of what is free. `kv_tokens`
     asks for so many tokens, rounded up to whole blocks; 0: what fits, though of a machine's own memory not more than
     half of what is free, and never more than `max_slots` sequences of `max_model_len` tokens fill. `max_model_len` 0:
-    the model's own. Raises WorkerError if not even one block fits, or not the tokens asked for.
+    the model's own. `activations`: what the largest steps take, where that has been measured. Raises WorkerError if not even one block fits, or not the tokens asked for.
     """
     length = min(max_model_len or config.max_model_len, config.max_model_len)
-    activations = activation_bytes(config, itemsize, max_tokens, max_slots, length)
+    if activations is None:
+        activations = activation_bytes(config, itemsize, max_tokens, max_slots, length)
     block = block_bytes(config, page_size, itemsize)
     share = utilization * room.free if room.shared else utilization * room.total - (room.total - room.free)
     fits = max((int(share) - activations) // block - 1, 0)

@@ -1,9 +1,18 @@
 """From hidden states to token ids.
 
-A row's token is the argmax of logits / temperature − log E over the tokens that top_k, top_p and min_p leave. The
-logits are the model's, after the row's `Shape` if it has one (shaping.py); E is the row's own exponential noise
-(noise.py). That is a draw from the softmax (the Gumbel-max trick: −log E is a Gumbel variate), and it depends on the
-row alone: on its logits, its parameters and (seed, choice, position).
+A row's token is a draw from softmax(z), z = (logit − highest logit) / temperature over the tokens that top_k, top_p and
+min_p leave, −∞ elsewhere. The logits are the model's, after the row's `Shape` if it has one (shaping.py). The draw is two
+races, so that noise need not be made for the whole vocabulary. The vocabulary is cut into tiles of `TILE` consecutive
+ids, L_j = log Σ exp z over tile j, and all E are independent exponential noise of the row's own (noise.py):
+
+    tile  = argmax over j of L_j − log E_j
+    token = argmax over the tile's i of z_i − log E_i
+
+−log E is a Gumbel variate, so the first race draws tile j with probability exp L_j / Σ exp L = the softmax's mass in it,
+and the second, whose noise is independent of the first's, token i with probability exp z_i / exp L_j (the Gumbel-max
+trick, over groups and then within the group: Maddison, Tarlow and Minka, "A* sampling", NIPS 2014, section 2). The
+product is exp z_i / Σ exp z: exactly the softmax. Of equals the lowest index wins. The token depends on the row alone:
+on its logits, its parameters and (seed, choice, position); rounding can change it only where a race is nearly a tie.
 """
 
 from dataclasses import dataclass
@@ -18,8 +27,34 @@ from workers.shaping import Shape
 
 GREEDY_BELOW = 1e-5
 """A lower temperature means the most probable token."""
+TILE = 512
+"""Consecutive ids whose tokens race as one first; part of what a seed means."""
 _CANDIDATES = 256
 """How many of the most probable tokens are looked at first for top_p: far fewer than the vocabulary, mostly enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerState:
+    """What choosing tokens reads and writes of all slots, on the device; `workers.slots.Slots` owns it."""
+
+    temperature: Tensor
+    """float32[slots]."""
+    top_k: Tensor
+    """int32[slots]; 0: all."""
+    top_p: Tensor
+    """float32[slots]."""
+    min_p: Tensor
+    """float32[slots]."""
+    seed: Tensor
+    """int64[slots]."""
+    choice: Tensor
+    """int64[slots]."""
+    stops: Tensor
+    """int64[slots, MAX_STOP_IDS]: ids after which a slot is dead; −1 pads."""
+    dead: Tensor
+    """bool[slots]: written."""
+    last: Tensor
+    """int64[slots]: the token chosen last; written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +95,30 @@ class SamplingRows:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class SamplerState:
+    """What a device that samples by itself (kernels/sample.py) reads and writes of every slot, by slot."""
+
+    temperature: Tensor
+    """float32[slots]. This and the next five are as in `SamplingRows`."""
+    top_k: Tensor
+    """int32[slots]."""
+    top_p: Tensor
+    """float32[slots]."""
+    min_p: Tensor
+    """float32[slots]."""
+    seed: Tensor
+    """int64[slots]."""
+    choice: Tensor
+    """int64[slots]."""
+    stops: Tensor
+    """int64[slots, most stop ids]: the ids that end the slot's sequence, padded with −1."""
+    dead: Tensor
+    """bool[slots]: it has ended. A dead slot changes no more."""
+    last: Tensor
+    """int64[slots]: the token sampled last."""
+
+
 class Choice(NamedTuple):
     """The tokens of S rows."""
 
@@ -87,7 +146,7 @@ def choose(
 
 
 def _choose(model: Model, hidden: Tensor, rows: SamplingRows, shape: Shape | None, asked: Asked | None) -> Choice:
-    logits = model.logits(hidden)
+    logits = model.logits(hidden).float()
     raw = None if asked is None else logits[asked.rows].log_softmax(dim=-1)
     if shape is not None:
         shape.apply(logits, rows.position)
@@ -99,31 +158,49 @@ def _choose(model: Model, hidden: Tensor, rows: SamplingRows, shape: Shape | Non
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """float32[S, vocab] → int64[S] ids. A greedy row takes the lowest id of equal logits."""
-    best = logits.argmax(dim=-1)
     if rows.greedy_only or not len(logits):
-        return best
+        return logits.argmax(dim=-1)
     greedy = (rows.temperature < GREEDY_BELOW) | (rows.top_k == 1)
     if logits.device.type != "cpu":
         # Rows that need no noise get it all the same: to leave them out, the host would have to wait for the device.
-        return torch.where(greedy, best, _draw(logits, rows))
-    drawn = (~greedy).nonzero().squeeze(-1)
-    if len(drawn) == len(best):
+        return torch.where(greedy, logits.argmax(dim=-1), _draw(logits, rows))
+    if not greedy.any():
         return _draw(logits, rows)
+    ids = logits.argmax(dim=-1)
+    drawn = (~greedy).nonzero().squeeze(-1)
     if len(drawn):
-        best[drawn] = _draw(logits[drawn], rows.pick(drawn))
-    return best
+        ids[drawn] = _draw(logits[drawn], rows.pick(drawn))
+    return ids
 
 
 def _draw(logits: Tensor, rows: SamplingRows) -> Tensor:
     """float32[S, vocab] → int64[S], a draw from each row's distribution."""
+    vocab = logits.shape[1]
     # The highest logit becomes 0 first: so a low temperature neither overflows nor drowns the noise between near-ties.
     scaled = logits - logits.amax(dim=-1, keepdim=True)
     scaled /= rows.temperature.clamp(min=GREEDY_BELOW)[:, None]
-    race = noise.exponentials(rows.seed, rows.choice, rows.position, logits.shape[1]).log_()
-    race = torch.sub(scaled, race, out=race)
     if not rows.plain:
-        race.masked_fill_(scaled < _floor(scaled, rows), -torch.inf)
-    return race.argmax(dim=-1)
+        scaled.masked_fill_(scaled < _floor(scaled, rows), -torch.inf)
+    tiles = -(-vocab // TILE)
+    numbers = (rows.seed, rows.choice, rows.position)
+    noise_of_tiles = noise.exponentials(*numbers, torch.zeros_like(rows.seed), tiles, noise.TILES)
+    # The best tile has a sum of 1 or more. Where another's vanishes, no noise would have let it win.
+    tile = (_tile_sums(scaled).log_() - noise_of_tiles.log_()).argmax(dim=-1)
+    first = tile * TILE
+    ids = first[:, None] + torch.arange(min(TILE, vocab), device=logits.device)
+    own = scaled.gather(1, ids.clamp(max=vocab - 1)).masked_fill_(ids >= vocab, -torch.inf)
+    race = own - noise.exponentials(*numbers, first, own.shape[1], noise.TOKENS).log_()
+    return first + race.argmax(dim=-1)
+
+
+def _tile_sums(scaled: Tensor) -> Tensor:
+    """Σ exp over each tile: float32[S, vocab] → float32[S, tiles]."""
+    weights = scaled.exp()
+    whole = scaled.shape[1] // TILE
+    sums = weights[:, : whole * TILE].unflatten(1, (whole, TILE)).sum(dim=-1)
+    if whole * TILE == scaled.shape[1]:
+        return sums
+    return torch.cat((sums, weights[:, whole * TILE :].sum(dim=-1, keepdim=True)), dim=1)
 
 
 def _floor(scaled: Tensor, rows: SamplingRows) -> Tensor:

@@ -19,7 +19,7 @@ class Model(Protocol):
         """Logits a token."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[S, hidden] → float32[S, vocab], the caller's to change."""
+        """[S, hidden] → [S, vocab], in any dtype of floats, the caller's to change."""
 
 
 class Scores(NamedTuple):
@@ -94,7 +94,7 @@ class Prompts:
         width = max(part.width for part in self.parts)
         scores = []
         for rows, targets in zip(torch.split(self.rows, step), torch.split(self.targets, step), strict=True):
-            scores.append(Scores.of(model.logits(hidden[rows]).log_softmax(dim=-1), targets, width))
+            scores.append(Scores.of(model.logits(hidden[rows]).float().log_softmax(dim=-1), targets, width))
         return Scores.joined(scores)
 
 

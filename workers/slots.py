@@ -9,6 +9,7 @@ Two copies of the truth, each where it is needed without asking the other side:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from toka.wire import MAX_STOP_IDS, Admit, Plan
 from workers.compact import Longs
-from workers.sampling import GREEDY_BELOW, SamplingRows
+from workers.sampling import GREEDY_BELOW, SamplerState, SamplingRows
 from workers.scores import Asked
 from workers.shaping import BadSampling, Shape, Shaping
 
@@ -28,64 +29,87 @@ class BadPlan(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Slots that are sampled in one step, with the parameters that stay the same over all their steps. S slots."""
+    """Slots that are sampled in one step, and what the host knows of them. S slots."""
 
     host: Longs
     slots: Tensor
     """int64[S], on the device: the same as `host`."""
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    seed: Tensor
-    choice: Tensor
     greedy_only: bool
+    """Every row has temperature 0."""
     plain: bool
+    """No row uses top_k, top_p or min_p."""
     shape: Shape | None
     """What changes their logits; None: nothing."""
     asked: Asked | None
     """Those whose log-probabilities are asked for; None: none."""
 
-    def sampling(self, position: Tensor) -> SamplingRows:
-        """The sampler's input for tokens at `position`, int64[S]."""
-        return SamplingRows(
+
+class Decoding(NamedTuple):
+    """Decoding rows of a step, one token each. D rows."""
+
+    tokens: Tensor
+    """int64[D]."""
+    positions: Tensor
+    """int64[D]."""
+    writes: Tensor
+    """int64[D]: see `Batch.writes`."""
+    lengths: Tensor
+    """int32[D]: see `Batch.lengths`."""
+
+
+class Slots:
+    """The state of `max_slots` slots, for sequences of at most `max_blocks` blocks out of `num_blocks`.
+
+    On the device there is one more, the spare slot. It is dead, empty and nobody's: rows that fill up a recorded batch
+    are its own.
+    """
+
+    def __init__(
+        self, max_slots: int, max_blocks: int, num_blocks: int, page_size: int, device: torch.device, vocab_size: int
+    ) -> None:
+        self.page_size = page_size
+        self.max_slots = max_slots
+        """Also the number of the spare slot."""
+        self.spare = num_blocks
+        """The block that takes unwanted writes and pads the tables."""
+        self.device = device
+        # On the device.
+        count = max_slots + 1
+        self.tables = torch.full((count, max_blocks), num_blocks, dtype=torch.int32, device=device)
+        self.lengths = torch.zeros(count, dtype=torch.int64, device=device)
+        """Tokens whose keys and values are in the cache once every step assembled so far has run."""
+        self.last = torch.zeros(count, dtype=torch.int64, device=device)
+        """The token sampled last; its keys and values are not in the cache yet."""
+        self.dead = torch.zeros(count, dtype=torch.bool, device=device)
+        """The sequence has returned one of its stop ids."""
+        self.dead[max_slots] = True
+        self.stops = torch.full((count, MAX_STOP_IDS), -1, dtype=torch.int64, device=device)
+        self.seed = torch.zeros(count, dtype=torch.int64, device=device)
+        self.choice = torch.zeros(count, dtype=torch.int64, device=device)
+        self.top_k = torch.zeros(count, dtype=torch.int32, device=device)
+        self.top_p = torch.ones(count, dtype=torch.float32, device=device)
+        self.min_p = torch.zeros(count, dtype=torch.float32, device=device)
+        self.temperature = torch.ones(count, dtype=torch.float32, device=device)
+        self.sampler = SamplerState(
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
             min_p=self.min_p,
             seed=self.seed,
             choice=self.choice,
-            position=position,
-            greedy_only=self.greedy_only,
-            plain=self.plain,
+            stops=self.stops,
+            dead=self.dead,
+            last=self.last,
         )
+        self.numbers = torch.arange(count, device=device)
+        """int64[slots]: 0, 1, 2, …"""
+        self.nothing = torch.zeros(1, dtype=torch.int32, device=device)
+        """int32[1]: `Batch.starts` of a step without chunks."""
+        self._advance = _advance_torch
+        if device.type == "cuda":
+            from workers.kernels.advance import advance
 
-
-class Slots:
-    """The state of `max_slots` slots, for sequences of at most `max_blocks` blocks out of `num_blocks`."""
-
-    def __init__(
-        self, max_slots: int, max_blocks: int, num_blocks: int, page_size: int, device: torch.device, vocab_size: int
-    ) -> None:
-        self.page_size = page_size
-        self.spare = num_blocks
-        """The block that takes unwanted writes and pads the tables."""
-        self.device = device
-        # On the device.
-        self.tables = torch.full((max_slots, max_blocks), num_blocks, dtype=torch.int32, device=device)
-        self.lengths = torch.zeros(max_slots, dtype=torch.int64, device=device)
-        """Tokens whose keys and values are in the cache."""
-        self.last = torch.zeros(max_slots, dtype=torch.int64, device=device)
-        """The token sampled last; its keys and values are not in the cache yet."""
-        self.dead = torch.zeros(max_slots, dtype=torch.bool, device=device)
-        """The sequence has returned one of its stop ids."""
-        self.stops = torch.full((max_slots, MAX_STOP_IDS), -1, dtype=torch.int64, device=device)
-        self.seed = torch.zeros(max_slots, dtype=torch.int64, device=device)
-        self.choice = torch.zeros(max_slots, dtype=torch.int64, device=device)
-        self.top_k = torch.zeros(max_slots, dtype=torch.int32, device=device)
-        self.top_p = torch.ones(max_slots, dtype=torch.float32, device=device)
-        self.min_p = torch.zeros(max_slots, dtype=torch.float32, device=device)
-        self.temperature = torch.ones(max_slots, dtype=torch.float32, device=device)
+            self._advance = advance
         self.shaping = Shaping(max_slots, vocab_size, self.upload)
         # On the host.
         self.ids: list[Longs | None] = [None] * max_slots
@@ -136,16 +160,37 @@ class Slots:
         return Roster(
             host=host,
             slots=slots,
+            greedy_only=bool(self._greedy[host].all()),
+            plain=bool(self._plain[host].all()),
+            shape=self.shaping.shape(host),
+            asked=asked,
+        )
+
+    def advance(self, rows: Tensor) -> Decoding:
+        """Let slots `rows`, int64[D], run the token sampled last: what their rows are, and from here on their lengths
+        count it. A dead row still runs, since the host does not know that it is dead: it reads what it may, writes to
+        the spare block and stays where it is."""
+        return self._advance(self, rows)
+
+    def places(self, owners: Tensor, positions: Tensor) -> Tensor:
+        """Flat places in the KV cache of tokens at `positions` of the sequences in slots `owners`: int64[T] each."""
+        blocks = self.tables[owners, positions // self.page_size].to(torch.int64)
+        return blocks * self.page_size + positions % self.page_size
+
+    def sampling(self, roster: Roster) -> SamplingRows:
+        """How the next token of each slot of a roster is chosen, once the step is assembled."""
+        slots = roster.slots
+        return SamplingRows(
             temperature=self.temperature[slots],
             top_k=self.top_k[slots],
             top_p=self.top_p[slots],
             min_p=self.min_p[slots],
             seed=self.seed[slots],
             choice=self.choice[slots],
-            greedy_only=bool(self._greedy[host].all()),
-            plain=bool(self._plain[host].all()),
-            shape=self.shaping.shape(host),
-            asked=asked,
+            # A token's place in the noise is the number of tokens before it, which preemption does not change.
+            position=self.lengths[slots],
+            greedy_only=roster.greedy_only,
+            plain=roster.plain,
         )
 
     def extend(self, slots: Longs, lengths: Longs) -> None:
@@ -250,6 +295,13 @@ class Slots:
         flat = self.upload(np.stack([ordered * width + places, blocks[order]]))
         self.tables.view(-1).index_copy_(0, flat[0], flat[1].to(torch.int32))
         self.blocks += counts
+
+
+def _advance_torch(slots: Slots, rows: Tensor) -> Decoding:
+    positions, dead = slots.lengths[rows], slots.dead[rows]
+    writes = slots.places(rows, positions).masked_fill_(dead, slots.spare * slots.page_size)
+    slots.lengths[rows] = positions + ~dead
+    return Decoding(slots.last[rows], positions, writes, (positions + 1).to(torch.int32))
 
 
 def unpack(data: bytes, columns: int = 1) -> Longs:

@@ -1,5 +1,6 @@
 """From Welcome to Ready: weights, KV cache, slots, and one pass over them."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,12 +9,19 @@ import torch
 
 from toka.wire import Welcome
 from workers import memory, weights
-from workers.attention.paged_torch import PagedTorch
+from workers.attention.base import Attention
+from workers.attention.select import select
+from workers.batch import assemble_decode
 from workers.errors import WorkerError
+from workers.graphs import Graphs
+from workers.head import DeviceHead, TorchHead
 from workers.kvcache import KVCache
 from workers.models.config import ModelConfig
+from workers.models.decoder import Decoder
 from workers.slots import Slots
 from workers.step import Step
+
+log = logging.getLogger("worker")
 
 Progress = Callable[[str, int, int], None]
 """Called with the phase, what is done of it and what it is in all."""
@@ -21,6 +29,8 @@ Progress = Callable[[str, int, int], None]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _WARM_TOKENS = 32
 """Tokens of the warm-up on a CPU: enough to touch every kernel once, few enough not to be waited for."""
+_GRAPHS = 512 * 2**20
+"""Bytes that the driver takes for recorded graphs, beside what they compute with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +58,9 @@ def start(welcome: Welcome, device: torch.device, progress: Progress) -> Started
         folder, config, dtype, device, lambda done, total: progress("weights", done, total), welcome.load_format
     )
     length = min(welcome.max_model_len or config.max_model_len, config.max_model_len)
+    builder = _Builder(welcome, config, model, dtype, device, length)
+    on_gpu = device.type == "cuda"
+    measured = _measure(builder, progress) if on_gpu else None
     num_blocks = memory.num_blocks(
         config,
         memory.Room.of(device),
@@ -58,22 +71,83 @@ def start(welcome: Welcome, device: torch.device, progress: Progress) -> Started
         max_slots=welcome.max_slots,
         max_model_len=length,
         kv_tokens=welcome.kv_tokens,
+        activations=measured,
     )
-    cache = KVCache(config, num_blocks, welcome.page_size, dtype, device)
-    max_blocks = min(-(-length // welcome.page_size), num_blocks)
-    slots = Slots(welcome.max_slots, max_blocks, num_blocks, welcome.page_size, device, config.vocab_size)
-    step = Step(model, PagedTorch(cache), slots)
-    _warm_up(step, welcome, length, device, progress)
+    slots, attention = builder.around(num_blocks, min(builder.blocks(length), num_blocks))
+    if on_gpu:
+        step = builder.on_gpu(slots, attention, progress)
+    else:
+        step = Step(model, attention, slots, TorchHead(model, slots))
+        progress("warm-up", 0, 1)
+        step.warm_up(min(welcome.max_tokens, length, _WARM_TOKENS, num_blocks * welcome.page_size), rows=1)
+        progress("warm-up", 1, 1)
     return Started(slots, step, num_blocks, config.max_model_len, config.vocab_size)
 
 
-def _warm_up(step: Step, welcome: Welcome, length: int, device: torch.device, progress: Progress) -> None:
-    """A chunk and a decode, so that the first request pays for no first time. On a GPU the largest there are, so that a
-    worker which starts does not run out of memory later."""
-    progress("warm-up", 0, 2)
-    on_cpu = device.type == "cpu"
-    tokens = min(welcome.max_tokens, _WARM_TOKENS) if on_cpu else welcome.max_tokens
-    step.warm_up(tokens, rows=-(-tokens // length))
-    progress("warm-up", 1, 2)
-    step.warm_up(1 if on_cpu else welcome.max_slots, rows=1 if on_cpu else welcome.max_slots)
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """What everything else is built from."""
+
+    welcome: Welcome
+    config: ModelConfig
+    model: Decoder
+    dtype: torch.dtype
+    device: torch.device
+    length: int
+    """Longest sequence that is served, in tokens."""
+
+    def around(self, num_blocks: int, max_blocks: int) -> tuple[Slots, Attention]:
+        """Slots and attention around a KV cache of so many blocks, of which a sequence has at most `max_blocks`."""
+        welcome, config = self.welcome, self.config
+        cache = KVCache(config, num_blocks, welcome.page_size, self.dtype, self.device)
+        slots = Slots(welcome.max_slots, max_blocks, num_blocks, welcome.page_size, self.device, config.vocab_size)
+        return slots, select(welcome.attention, cache, config, welcome.max_slots)
+
+    def blocks(self, tokens: int) -> int:
+        """So many hold them."""
+        return -(-tokens // self.welcome.page_size)
+
+    def head(self, slots: Slots, recorded: Graphs | None = None) -> DeviceHead:
+        """For a GPU."""
+        from workers.kernels.sample import Sampler
+
+        sampler = Sampler(self.welcome.max_slots, self.config.vocab_size, self.device)
+        return DeviceHead(self.model, slots, sampler, recorded)
+
+    def on_gpu(self, slots: Slots, attention: Attention, progress: Progress) -> Step:
+        """The step, its decoding recorded where the engine wants that."""
+        head = self.head(slots)
+        step = Step(self.model, attention, slots, head)
+        if not self.welcome.cuda_graphs:
+            return step
+        graphs = Graphs(slots, self.config.hidden_size, self.dtype, self.welcome.max_slots)
+        graphs.record(
+            forward=lambda rows: step.forward(assemble_decode(rows, slots, bounds=None)),
+            sample=head.choose,
+            progress=lambda done, total: progress("graphs", done, total),
+        )
+        return Step(self.model, attention, slots, self.head(slots, graphs), graphs)
+
+
+def _measure(builder: _Builder, progress: Progress) -> int:
+    """Bytes that the largest steps take beside weights and KV cache: they are run once, over a cache of one block."""
+    welcome = builder.welcome
+    before = torch.cuda.memory_allocated()
+    slots, attention = builder.around(1, builder.blocks(builder.length))
+    step = Step(builder.model, attention, slots, builder.head(slots))
+    peaks = []
+    for done, (tokens, rows) in enumerate(
+        ((welcome.max_tokens, -(-welcome.max_tokens // builder.length)), (welcome.max_slots, welcome.max_slots))
+    ):
+        progress("warm-up", done, 2)
+        torch.cuda.reset_peak_memory_stats()
+        step.warm_up(tokens, rows)
+        torch.cuda.synchronize()
+        peaks.append(torch.cuda.max_memory_allocated() - before)
     progress("warm-up", 2, 2)
+    del slots, attention, step
+    torch.cuda.empty_cache()
+    # Recorded steps have memory of their own: that of the largest, which the smaller ones share.
+    recorded = peaks[1] + _GRAPHS if welcome.cuda_graphs else 0
+    log.debug("the largest steps take %.2f and %.2f GiB", *(peak / 2**30 for peak in peaks))
+    return max(peaks) + recorded

@@ -2,16 +2,15 @@
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from toka.wire import NO_TOKEN
 from workers import scores
 from workers.attention.base import Attention
-from workers.batch import Batch, Work
-from workers.sampling import SamplingRows, choose
-from workers.scores import Outcome
-from workers.slots import Slots
+from workers.batch import Batch, Work, assemble, assemble_decode
+from workers.scores import Asked, Outcome, Scores
+from workers.slots import Roster, Slots
 
 
 class Model(scores.Model, Protocol):
@@ -21,47 +20,66 @@ class Model(scores.Model, Protocol):
         """int64[T], int64[T] → [T, hidden]."""
 
 
+class Head(Protocol):
+    """From hidden states to tokens; `workers.sampling.TorchHead` is one."""
+
+    def sample(self, hidden: Tensor, roster: Roster) -> tuple[Tensor, tuple[Asked, Scores] | None]:
+        """Choose a token for each of a roster's S slots, and let the slots know.
+
+        [S, hidden] → int32[S], an id or NO_TOKEN for a slot that is dead; and the scores of those that ask.
+        """
+
+
+class Decodes(Protocol):
+    """Forward passes of decoding rows that were recorded; `workers.graphs.Graphs` are."""
+
+    most: int
+    """Rows of the largest."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """int64[D] slots → [D, hidden], which stands until the next call."""
+
+
 class Step:
     """Runs steps of one model over one set of slots, all in the order of the calls."""
 
-    def __init__(self, model: Model, attention: Attention, slots: Slots) -> None:
+    def __init__(
+        self, model: Model, attention: Attention, slots: Slots, head: Head, recorded: Decodes | None = None
+    ) -> None:
         self._model = model
         self._attention = attention
         self._slots = slots
+        self._head = head
+        self._recorded = recorded
 
     def run(self, work: Work) -> Outcome:
         """What the step samples and scores."""
-        slots, roster = self._slots, work.roster
-        if not len(work.rows):
-            return Outcome(torch.empty(0, dtype=torch.int32, device=slots.device))
-        hidden = self._forward(work.batch)
-        slots.lengths[work.rows] = work.after
+        recorded, roster = self._recorded, work.roster
         prompts = None
-        if work.prompts is not None:
-            # In slices of no more rows than may be sampled at once: so many logits are in the memory's plan.
-            prompts = work.prompts, work.prompts.score(self._model, hidden, len(slots.needed))
+        if work.chunks is not None:
+            batch = assemble(work, self._slots)
+            hidden = self.forward(batch)
+            if work.chunks.prompts is not None:
+                # In slices of no more rows than may be sampled at once: so many logits are in the memory's plan.
+                prompts = work.chunks.prompts, work.chunks.prompts.score(self._model, hidden, self._slots.max_slots)
+            hidden = hidden[batch.samples]
+        elif recorded is not None and 0 < len(roster.host) <= recorded.most:
+            hidden = recorded.forward(roster.slots)
+        elif len(roster.host):
+            hidden = self.forward(assemble(work, self._slots))
         if not len(roster.host):
-            return Outcome(torch.empty(0, dtype=torch.int32, device=slots.device), prompts=prompts)
-        # A token's place in the noise is the number of tokens before it, which preemption does not change.
-        parameters = roster.sampling(work.batch.positions[work.batch.samples] + 1)
-        ids, scored = choose(
-            self._model, _sampled(hidden, work.batch), parameters, shape=roster.shape, asked=roster.asked
-        )
-        own = roster.slots
-        dead = slots.dead[own]
-        if roster.shape is not None:
-            roster.shape.count(ids, dead)
-        slots.last[own] = ids
-        slots.dead[own] = dead | (ids.unsqueeze(1) == slots.stops[own]).any(1)
-        return Outcome(
-            ids.masked_fill(dead, NO_TOKEN).to(torch.int32),
-            sampled=None if roster.asked is None or scored is None else (roster.asked, scored),
-            prompts=prompts,
-        )
+            return Outcome(torch.empty(0, dtype=torch.int32, device=self._slots.device), prompts=prompts)
+        ids, sampled = self._head.sample(hidden, roster)
+        return Outcome(ids, sampled=sampled, prompts=prompts)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """[T, hidden] of every token of a batch."""
+        self._attention.plan(batch)
+        return self._model.forward(batch.tokens, batch.positions, self._attention)
 
     def warm_up(self, tokens: int, rows: int) -> None:
-        """Run `rows` equal chunks of `tokens` tokens in all, sample each, and throw the result away. The KV cache is
-        written in its spare block only, and no slot changes.
+        """Run `rows` equal chunks of `tokens` tokens in all, then as many decoding rows; sample each, and throw the
+        result away. All of it is the spare slot's: the KV cache is written in its spare block only, and no slot changes.
 
         Raises what the largest step would raise later: torch.OutOfMemoryError, for one.
         """
@@ -70,36 +88,22 @@ class Step:
         length = max(tokens // rows, 1)
         positions = torch.arange(length, device=device).repeat(rows)
         starts = torch.arange(rows + 1, device=device) * length
-        batch = Batch(
+        spares = torch.full((rows,), slots.max_slots, device=device)
+        ends = np.full(rows, length)
+        chunks = Batch(
             tokens=torch.zeros(rows * length, dtype=torch.int64, device=device),
             positions=positions,
             writes=slots.spare * page + positions % page,
-            starts=starts.to(torch.int32),
+            rows=spares,
+            tables=slots.tables,
             lengths=torch.full((rows,), length, dtype=torch.int32, device=device),
-            tables=torch.full((rows, -(-length // page)), slots.spare, dtype=torch.int32, device=device),
-            num_prefill_rows=rows if length > 1 else 0,
-            max_length=length,
+            starts=starts.to(torch.int32),
             samples=starts[1:] - 1,
+            sizes=ends,
+            ends=ends,
+            bounds=np.zeros(0, np.int64),
         )
-        parameters = SamplingRows(
-            temperature=torch.ones(rows, dtype=torch.float32, device=device),
-            top_k=torch.full((rows,), 2, dtype=torch.int32, device=device),
-            top_p=torch.full((rows,), 0.5, dtype=torch.float32, device=device),
-            min_p=torch.zeros(rows, dtype=torch.float32, device=device),
-            seed=torch.zeros(rows, dtype=torch.int64, device=device),
-            choice=torch.zeros(rows, dtype=torch.int64, device=device),
-            position=batch.positions[batch.samples] + 1,
-            greedy_only=False,
-            plain=False,
-        )
-        choose(self._model, _sampled(self._forward(batch), batch), parameters)
-
-    def _forward(self, batch: Batch) -> Tensor:
-        self._attention.plan(batch)
-        return self._model.forward(batch.tokens, batch.positions, self._attention)
-
-
-def _sampled(hidden: Tensor, batch: Batch) -> Tensor:
-    """[T, hidden] → [S, hidden]."""
-    # Where every token is sampled, as in a step of decodes, there is nothing to select.
-    return hidden if len(batch.samples) == len(batch.tokens) else hidden[batch.samples]
+        decodes = assemble_decode(spares, slots, bounds=np.ones(rows, np.int64))
+        full = Roster(np.full(rows, slots.max_slots), spares, greedy_only=False, plain=False, shape=None, asked=None)
+        for batch in (chunks, decodes):
+            self._head.sample(self.forward(batch)[batch.samples], full)

@@ -10,10 +10,13 @@ from torch.nn import functional as F
 from toka.wire import Admit, Sampling, pack
 from workers.attention.base import Attention
 from workers.batch import Batch
+from workers.head import TorchHead
+from workers.layers.rope import Rotation
 from workers.slots import Slots
 from workers.step import Step
 
 VOCAB = 97
+UNMOVED = Rotation(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
 
 
 def following(tokens: Sequence[int]) -> int:
@@ -40,16 +43,18 @@ class Sums:
     def plan(self, batch: Batch) -> None:
         self.batch = batch
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+    def run(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, layer: int) -> Tensor:
         batch = self.batch
         assert batch is not None
+        assert batch.bounds is not None
         self.cache[batch.writes] = k
         sums = []
-        starts, tables = batch.starts.tolist(), batch.tables.tolist()
+        tables, page = batch.tables[batch.rows].tolist(), self.page_size
+        most, sizes = [*batch.ends, *batch.bounds], [*batch.sizes, *[1] * len(batch.bounds)]
         for row, length in enumerate(batch.lengths.tolist()):
-            assert length <= batch.max_length
-            places = [tables[row][at // self.page_size] * self.page_size + at % self.page_size for at in range(length)]
-            first = length - (starts[row + 1] - starts[row])
+            assert length <= most[row]
+            places = [tables[row][at // page] * page + at % page for at in range(length)]
+            first = length - int(sizes[row])
             keys = self.cache[places].tolist()
             sums += [following(keys[: at + 1]) for at in range(first, length)]
         return torch.tensor(sums, dtype=torch.int64)
@@ -61,7 +66,7 @@ class Model:
     vocab_size = VOCAB
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        return attention.run(tokens, tokens, tokens, 0)
+        return attention.run(tokens, tokens, tokens, UNMOVED, 0)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return F.one_hot(hidden, VOCAB).float() * 10
@@ -70,7 +75,8 @@ class Model:
 def build(max_slots: int = 4, max_blocks: int = 8, num_blocks: int = 16, page_size: int = 4) -> tuple[Slots, Step]:
     """Slots and a step of the arithmetic model over them."""
     slots = Slots(max_slots, max_blocks, num_blocks, page_size, torch.device("cpu"), VOCAB)
-    return slots, Step(Model(), Sums(num_blocks, page_size), slots)
+    model = Model()
+    return slots, Step(model, Sums(num_blocks, page_size), slots, TorchHead(model, slots))
 
 
 def admit(slot: int, ids: Sequence[int], blocks: Sequence[int], **fields: Any) -> Admit:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,18 +60,21 @@ class Pages:
             writes += [table[at // self.page_size] * self.page_size + at % self.page_size for at in own]
         tables = [self._tables[row] for row, _ in runs]
         width = max(map(len, tables))
-        starts = torch.tensor([0, *(len(tokens) for _, tokens in runs)]).cumsum(0)
-        lengths = [self.lengths[row] for row, _ in runs]
+        firsts = np.cumsum([0, *(len(tokens) for _, tokens in runs)])
+        lengths = np.array([self.lengths[row] for row, _ in runs])
+        count = len(chunks)
         return Batch(
             tokens=torch.tensor([token for _, tokens in runs for token in tokens]),
             positions=torch.tensor(positions),
             writes=torch.tensor(writes),
-            starts=starts.to(torch.int32),
-            lengths=torch.tensor(lengths, dtype=torch.int32),
+            rows=torch.arange(len(runs)),
             tables=torch.tensor([table + [self.spare] * (width - len(table)) for table in tables], dtype=torch.int32),
-            num_prefill_rows=len(chunks),
-            max_length=max(lengths),
-            samples=starts[1:] - 1,
+            lengths=torch.tensor(lengths, dtype=torch.int32),
+            starts=torch.tensor(firsts[: count + 1], dtype=torch.int32),
+            samples=torch.tensor(firsts[1:] - 1),
+            sizes=np.diff(firsts)[:count],
+            ends=lengths[:count],
+            bounds=lengths[count:],
         )
 
 
@@ -88,4 +92,4 @@ class Runner:
         """float32[T, vocab]: the logits of every token of the step."""
         batch = moved(self.pages.batch(chunks, decodes or {}), self.model.head_VC.device)
         self.attention.plan(batch)
-        return self.model.logits(self.model.forward(batch.tokens, batch.positions, self.attention))
+        return self.model.logits(self.model.forward(batch.tokens, batch.positions, self.attention)).float()

@@ -35,10 +35,12 @@ def test_the_logits_of_the_cpu(name: str, tmp_path: Path) -> None:
 
 def test_the_noise_of_the_cpu() -> None:
     """Word for word."""
-    seed, choice, position = (torch.tensor(MIXED[name]) for name in ("seed", "choice", "position"))
-    want = noise.words_numpy(seed.numpy(), choice.numpy(), position.numpy(), 1003)
-    got = noise.words_torch(seed.to(CUDA), choice.to(CUDA), position.to(CUDA), 1003)
-    assert got.cpu().tolist() == want.tolist()
+    rows = [torch.tensor(MIXED[name]) for name in ("seed", "choice", "position")]
+    rows.append(torch.arange(len(rows[0])) * 512)
+    for lane in (noise.TOKENS, noise.TILES):
+        want = noise.words_numpy(*(row.numpy() for row in rows), 1003, lane)
+        got = noise.words_torch(*(row.to(CUDA) for row in rows), 1003, lane)
+        assert got.cpu().tolist() == want.tolist()
 
 
 def test_the_tokens_of_the_cpu() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from workers import memory, sampling
+from workers import memory, noise, sampling
 from workers.sampling import SamplingRows, choose, sample
 
 CUT = 1e-9
@@ -76,6 +76,37 @@ def test_draws_follow_the_softmax() -> None:
     """Chi-square over 20,000 seeds."""
     row = logits(1, vocab=40)[0]
     assert_follows(drawn(row, 20_000), row.softmax(-1))
+
+
+@pytest.mark.parametrize("vocab", [1024, 1203, 2600])
+def test_draws_follow_the_softmax_over_tiles(vocab: int) -> None:
+    """However many tiles there are, the last of them whole or not: each token has its own probability, and each tile
+    that of its tokens."""
+    row = logits(1, vocab=vocab)[0]
+    counts = drawn(row, 20_000)
+    assert_follows(counts, row.softmax(-1))
+    tiles = torch.arange(vocab) // sampling.TILE
+    sums = [torch.zeros(int(tiles[-1]) + 1).index_add_(0, tiles, of.float()) for of in (counts, row.softmax(-1))]
+    assert_follows(sums[0], sums[1])
+
+
+def test_filtered_draws_follow_the_softmax_over_tiles() -> None:
+    """What top_k, top_p and min_p leave lies in several tiles, in some of them nothing."""
+    row = logits(1, vocab=2600)[0]
+    row[512:1024] = -50
+    for fields, kept in (
+        ({"top_k": 30}, row >= row.topk(30).values[-1]),
+        ({"top_p": 0.6}, nucleus(row, 0.6) > 0),
+        ({"min_p": 0.1}, row >= row.max() + np.log(0.1)),
+    ):
+        assert_follows(drawn(row, 10_000, **fields), row.masked_fill(~kept, -torch.inf).softmax(-1))
+
+
+def test_a_tile_whose_tokens_are_all_masked_gives_none() -> None:
+    """A row may have one token left, in any tile."""
+    row = torch.full((1300,), -torch.inf)
+    row[1299] = -3.0
+    assert drawn(row, 50)[1299] == 50
 
 
 def test_draws_over_positions_and_choices_follow_the_softmax() -> None:
@@ -266,11 +297,38 @@ def test_min_p_of_one_is_greedy() -> None:
     assert torch.equal(sample(scores, rows(64, min_p=1.0)), scores.argmax(-1))
 
 
+RACES: dict[str, list[Any]] = {
+    "temperature": [1.0, 0.3, 2.0, 1.0, 0.01, 5.0],
+    "seed": [1, 2, -3, 2**63 - 1, -(2**63), 6],
+    "choice": [0, 1, 2, 3, 2**31 - 1, 0],
+    "position": [1, 2**20 + 5, 3, 4, 5, 6],
+}
 GOLDEN = [261, 105, 12, 267, 199, 34, 257, 283]
+GOLDEN_TILES = [1373, 1424, 1124, 245, 202, 399, 1079, 1]
 
 
 def test_tokens_of_rows_without_options_stay_what_they_were() -> None:
-    """The draws of eight seeds, beside rows with min_p or alone."""
-    scores = logits(8, seed=7)
-    assert sample(scores, rows(8)).tolist() == GOLDEN
-    assert sample(torch.cat((scores, scores)), rows(16, min_p=[0.0] * 8 + [0.5] * 8)).tolist()[:8] == GOLDEN
+    """The draws of eight seeds, beside rows with min_p or alone, from one tile and from several."""
+    for vocab, golden in ((300, GOLDEN), (1700, GOLDEN_TILES)):
+        scores = logits(8, vocab=vocab, seed=7)
+        assert sample(scores, rows(8)).tolist() == golden
+        beside = rows(16, min_p=[0.0] * 8 + [0.5] * 8)
+        assert sample(torch.cat((scores, scores)), beside).tolist()[:8] == golden
+
+
+def test_the_races_are_what_they_are_said_to_be() -> None:
+    """argmax of L_j − log E_j, and then of z_i − log E_i in the tile, written out in float64 from the noise's words."""
+    scores, parameters = logits(6, vocab=1700), rows(6, **{name: values[:6] for name, values in RACES.items()})
+    got = sample(scores, parameters).tolist()
+    for row, token in enumerate(got):
+        z = (scores[row].double() - scores[row].double().max()) / parameters.temperature[row].double()
+        own = [getattr(parameters, name)[row : row + 1].numpy() for name in ("seed", "choice", "position")]
+        first = np.zeros(1, np.int64)
+        gumbels = []
+        for lane, count in ((noise.TILES, 4), (noise.TOKENS, 1700)):
+            words = noise.words_numpy(*own, first, count, lane)[0].astype(np.float64)
+            gumbels.append(-np.log(-np.log1p(-(words + 0.5) / 2**32)))
+        sums = np.array([float(part.logsumexp(0)) for part in z.split(sampling.TILE)])
+        tile = int((sums + gumbels[0]).argmax())
+        part = slice(tile * sampling.TILE, (tile + 1) * sampling.TILE)
+        assert token == part.start + int((z.numpy()[part] + gumbels[1][part]).argmax())

@@ -14,6 +14,7 @@ from toka.wire import NO_TOKEN, Logprobs, Plan, pack, unpack
 from workers import memory
 from workers.attention.paged_torch import PagedTorch
 from workers.batch import build
+from workers.head import TorchHead
 from workers.kvcache import KVCache
 from workers.outbox import HostOutbox, Sampled
 from workers.sampling import choose
@@ -38,7 +39,7 @@ class Worker:
         model = paged.load(folder)
         cache = KVCache(model.config, 32, 4, torch.float32, paged.CPU)
         self.slots = Slots(4, 16, 32, 4, paged.CPU, model.config.vocab_size)
-        self.step = Step(model, PagedTorch(cache), self.slots)
+        self.step = Step(model, PagedTorch(cache), self.slots, TorchHead(model, self.slots))
         self.outbox = HostOutbox()
 
     @torch.inference_mode()

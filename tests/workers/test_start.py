@@ -56,8 +56,8 @@ def test_the_engine_may_say_how_large_the_cache_is(folder: Path) -> None:
     """`kv_tokens` in whole blocks; the tables are as wide as the longest sequence, or as the whole cache."""
     started = start(welcome(folder, kv_tokens=100 * 16), CPU, quiet)
     assert (started.num_blocks, started.max_model_len, started.vocab_size) == (100, 2048, 259)
-    assert started.slots.tables.shape == (4, 100)
-    assert start(welcome(folder, kv_tokens=1600, max_model_len=40), CPU, quiet).slots.tables.shape == (4, 3)
+    assert started.slots.tables.shape == (5, 100)
+    assert start(welcome(folder, kv_tokens=1600, max_model_len=40), CPU, quiet).slots.tables.shape == (5, 3)
 
 
 def test_what_fits_is_enough_for_every_slot(folder: Path) -> None:

@@ -9,6 +9,7 @@ size of a head.
 """
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from torch import Tensor
 from workers import memory
 from workers.batch import Batch
 from workers.kvcache import KVCache
+from workers.layers.rope import Rotation
 
 _SPLIT_COST = 512
 """What one more bucket costs in a layer, counted in keys that could be attended to meanwhile."""
@@ -95,24 +97,27 @@ class PagedTorch:
 
     def plan(self, batch: Batch) -> None:
         """Once a step: sort the rows into chunks and buckets, and find which blocks they read."""
-        starts, lengths = batch.starts.tolist(), [max(length, 1) for length in batch.lengths.tolist()]
-        prefills = batch.num_prefill_rows
-        decodes = lengths[prefills:]
-        members = self._bucketed(decodes)
+        prefills, sizes, ends = len(batch.sizes), batch.sizes.tolist(), batch.ends.tolist()
+        decodes: list[int] = batch.lengths[prefills:].tolist()
+        most = max((*ends, *decodes), default=0)
+        tables = batch.tables[:, : self._blocks(most)].index_select(0, batch.rows)
+        lasts = list(accumulate(sizes))
         chunks = [
-            self._chunk(starts[row], starts[row + 1], lengths[row], batch.tables[row : row + 1])
-            for row in range(prefills)
+            self._chunk(last - size, last, end, tables[row : row + 1])
+            for row, (last, size, end) in enumerate(zip(lasts, sizes, ends, strict=True))
         ]
+        members = self._bucketed(decodes)
         buckets = [
-            self._bucket(starts[prefills], rows, decodes, batch.tables[prefills:], whole=len(members) == 1)
+            self._bucket(batch.prefilled, rows, decodes, tables[prefills:], whole=len(members) == 1)
             for rows in members
         ]
         self._step = _Step(self._cache.places(batch.writes), chunks, buckets)
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int) -> Tensor:
+    def run(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, layer: int) -> Tensor:
         """See `Attention.run`."""
         step = self._step
         assert step is not None, "plan comes first"
+        q, k = rotation(torch.cat((q, k), dim=1)).split((q.shape[1], k.shape[1]), dim=1)
         self._cache.write(layer, k, v, step.places)
         if not step.chunks and len(step.buckets) == 1:
             return self._decode(q, step.buckets[0], layer)

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from workers.layers.linear import Linear
+from workers.layers.ops import Ops, TorchOps
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,8 @@ class GatedMLP:
     """hidden → 2 · intermediate: the gate's rows, then those of up."""
     down: Linear
     """intermediate → hidden."""
+    ops: Ops = TorchOps()
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] → [T, hidden]."""
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(self.ops.gate(self.gate_up(x)))

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
+
+from workers.layers.ops import Ops, TorchOps
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +14,12 @@ class RMSNorm:
     weight: Tensor
     """[size of the last dimension]."""
     eps: float
+    ops: Ops = TorchOps()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Any shape that ends in the weight's."""
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return self.ops.norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The norm of their sum, and the sum: [T, size] each. Both arguments are given away."""
+        return self.ops.add_norm(x, residual, self.weight, self.eps)

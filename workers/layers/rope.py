@@ -3,6 +3,7 @@ of a head is rotated together with dimension i + head_dim / 2."""
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,45 +11,58 @@ from torch import Tensor
 from workers.models.config import Llama3Scaling, ModelConfig, Scaling, YarnScaling
 
 
-@dataclass(frozen=True, slots=True)
 class Rotation:
-    """The rotation of T tokens, ready to be applied in every layer."""
+    """The rotation of T tokens."""
 
-    cos: Tensor
-    """float32[T, 1, head_dim]: cosines, twice over."""
-    sin: Tensor
-    """float32[T, 1, head_dim]: sines, the first half negated."""
+    def __init__(self, table: Tensor, positions: Tensor) -> None:
+        self.table = table
+        """float32[positions there are, head_dim]: a position's cosines, then its sines."""
+        self.positions = positions
+        """int64[T]."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Rotate heads: [T, heads, head_dim] → the same shape and dtype. Computed in float32."""
+        cos, sin = self._factors
         swapped = x.roll(x.shape[-1] // 2, dims=-1)
-        return torch.addcmul(x * self.cos, swapped, self.sin).to(x.dtype)
+        return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
+
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        """float32[T, 1, head_dim] each: cosines, twice over; and sines, the first half negated."""
+        cos, sin = self.table[self.positions][:, None].chunk(2, dim=-1)
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rope:
     """Angles a position."""
 
     frequencies: Tensor
-    """float32[head_dim / 2]: radians a position."""
+    """float32[head_dim / 2], on the CPU: radians a position."""
     magnitude: float
     """What the rotation multiplies lengths by; 1 but for yarn."""
+    length: int
+    """Positions there are."""
+    device: torch.device
 
     @classmethod
     def build(cls, config: ModelConfig, device: torch.device) -> "Rope":
-        """The rotation that a model was trained with."""
-        # On the CPU whatever the device is, so that the frequencies are the same bits everywhere.
+        """The rotation that a model was trained with, for all positions it takes."""
         exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
         frequencies = _stretch(config.rope_base**exponents, config)
         scaling = config.rope_scaling
         magnitude = scaling.attention_factor if isinstance(scaling, YarnScaling) else 1.0
-        return cls(frequencies.to(device), magnitude)
+        return cls(frequencies, magnitude, config.max_model_len, device)
 
     def __call__(self, positions: Tensor) -> Rotation:
         """int64[T] → the rotation of tokens at these positions."""
-        angles = positions.to(torch.float32)[:, None, None] * self.frequencies
-        cos, sin = angles.cos() * self.magnitude, angles.sin() * self.magnitude
-        return Rotation(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+        return Rotation(self._table, positions)
+
+    @cached_property
+    def _table(self) -> Tensor:
+        """See `Rotation.table`. Computed on the CPU whatever the device is, so that it holds the same bits everywhere."""
+        angles = torch.arange(self.length, dtype=torch.float32)[:, None] * self.frequencies
+        return (torch.cat((angles.cos(), angles.sin()), dim=-1) * self.magnitude).to(self.device)
 
 
 def _stretch(periods: Tensor, config: ModelConfig) -> Tensor:

@@ -21,6 +21,7 @@ from workers.layers.embedding import Embedding
 from workers.layers.linear import Linear, product
 from workers.layers.mlp import GatedMLP
 from workers.layers.norm import RMSNorm
+from workers.layers.ops import ops_for
 from workers.layers.rope import Rope, Rotation
 from workers.models.config import ModelConfig
 
@@ -45,11 +46,10 @@ class SelfAttention:
         """[T, C] → [T, C]."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv = self.qkv(x_TC).view(-1, heads + 2 * kv_heads, self.head_dim)
-        qk, v_TKD = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        q_THD, k_TKD, v_TKD = qkv.split((heads, kv_heads, kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
-            qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), dim=1)
-        qk = rotation(qk)
-        out_THD = attention.run(qk[:, :heads], qk[:, heads:], v_TKD, self.index)
+            q_THD, k_TKD = self.q_norm(q_THD), self.k_norm(k_TKD)
+        out_THD = attention.run(q_THD, k_TKD, v_TKD, rotation, self.index)
         return self.output(out_THD.reshape(-1, heads * self.head_dim))
 
 
@@ -62,10 +62,18 @@ class Layer:
     post_norm: RMSNorm
     mlp: GatedMLP
 
-    def __call__(self, x_TC: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        """[T, C] → [T, C]."""
-        x_TC = x_TC + self.attention(self.input_norm(x_TC), rotation, attention)
-        return x_TC + self.mlp(self.post_norm(x_TC))
+    def __call__(
+        self, x_TC: Tensor, residual_TC: Tensor | None, rotation: Rotation, attention: Attention
+    ) -> tuple[Tensor, Tensor]:
+        """What the layer before gave, None for its residual before the first → the last part's output, [T, C], and the
+        residual, [T, C], that it is still to be added to."""
+        if residual_TC is None:
+            x_TC, residual_TC = self.input_norm(x_TC), x_TC
+        else:
+            x_TC, residual_TC = self.input_norm.add(x_TC, residual_TC)
+        x_TC = self.attention(x_TC, rotation, attention)
+        x_TC, residual_TC = self.post_norm.add(x_TC, residual_TC)
+        return self.mlp(x_TC), residual_TC
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,7 @@ class Decoder:
     @classmethod
     def empty(cls, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> "Decoder":
         """A model whose weights are allocated and hold nothing yet."""
+        ops = ops_for(device)
 
         def weight(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -91,7 +100,7 @@ class Decoder:
             return Linear(weight(rows, columns), weight(rows) if bias else None)
 
         def norm(size: int) -> RMSNorm:
-            return RMSNorm(weight(size), config.norm_eps)
+            return RMSNorm(weight(size), config.norm_eps, ops)
 
         def layer(index: int) -> Layer:
             attention = SelfAttention(
@@ -107,6 +116,7 @@ class Decoder:
             mlp = GatedMLP(
                 gate_up=linear(2 * config.intermediate_size, config.hidden_size, config.mlp_bias),
                 down=linear(config.hidden_size, config.intermediate_size, config.mlp_bias),
+                ops=ops,
             )
             return Layer(norm(config.hidden_size), attention, norm(config.hidden_size), mlp)
 
@@ -127,12 +137,12 @@ class Decoder:
 
     def forward(self, tokens: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """int64[T] ids at int64[T] positions → the hidden state after the last norm, [T, C]."""
-        x_TC = self.embedding(tokens)
+        x_TC, residual_TC = self.embedding(tokens), None
         rotation = self.rope(positions)
         for layer in self.layers:
-            x_TC = layer(x_TC, rotation, attention)
-        return self.norm(x_TC)
+            x_TC, residual_TC = layer(x_TC, residual_TC, rotation, attention)
+        return self.norm(x_TC) if residual_TC is None else self.norm.add(x_TC, residual_TC)[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[S, C] → float32[S, V]."""
-        return product(hidden, self.head_VC, None).float()
+        """[S, C] → [S, V], in the weights' dtype."""
+        return product(hidden, self.head_VC, None)

@@ -3,8 +3,10 @@
 import dataclasses
 import math
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from workers import memory
 from workers.attention.paged_torch import PagedTorch
 from workers.batch import Batch
 from workers.kvcache import KVCache
+from workers.layers.rope import Rotation
 from workers.models.config import ModelConfig
 from workers.models.fields import Fields
 
@@ -40,13 +43,19 @@ class Bench:
         self.attention.plan(batch)
         counts = chunks | dict.fromkeys(decodes, 1)
         qkv = torch.randn(CONFIG.num_layers, total, 10, 8, generator=self.generator)
-        got = torch.stack([self.attention.run(x[:, :6], x[:, 6:8], x[:, 8:], i) for i, x in enumerate(qkv)])
-        for (row, count), first in zip(counts.items(), batch.starts.tolist(), strict=False):
+        got = torch.stack([self.attention.run(x[:, :6], x[:, 6:8], x[:, 8:], unmoved(total), i) for i, x in enumerate(qkv)])
+        for (row, count), last in zip(counts.items(), accumulate(counts.values()), strict=True):
+            first = last - count
             own = qkv[:, first : first + count]
             self.past[row] = torch.cat((self.past.get(row, own[:, :0, 6:]), own[:, :, 6:]), dim=1)
             for layer in range(CONFIG.num_layers):
                 want = attend(own[layer, :, :6], *torch.split(self.past[row][layer], 2, dim=1))
                 torch.testing.assert_close(got[layer, first : first + count], want, atol=1e-5, rtol=1e-5)
+
+
+def unmoved(tokens: int) -> Rotation:
+    """By no angle."""
+    return Rotation(torch.tensor([[1.0] * 4 + [0.0] * 4]), torch.zeros(tokens, dtype=torch.int64))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -135,22 +144,24 @@ def test_a_row_reads_blocks_that_another_fills_in_the_same_step() -> None:
         tokens=torch.zeros(7, dtype=torch.int64),
         positions=torch.tensor([4, 5, 0, 1, 2, 3, 4]),
         writes=torch.tensor([8, 9, 0, 1, 2, 3, 4]),
-        starts=torch.tensor([0, 2, 7], dtype=torch.int32),
-        lengths=torch.tensor([6, 5], dtype=torch.int32),
+        rows=torch.tensor([0, 1]),
         tables=torch.tensor([[0, 2], [0, 1]], dtype=torch.int32),
-        num_prefill_rows=2,
-        max_length=6,
+        lengths=torch.tensor([6, 5], dtype=torch.int32),
+        starts=torch.tensor([0, 2, 7], dtype=torch.int32),
         samples=torch.tensor([1, 6]),
+        sizes=np.array([2, 5]),
+        ends=np.array([6, 5]),
+        bounds=np.zeros(0, np.int64),
     )
     qkv = torch.randn(7, 10, 8, generator=torch.Generator().manual_seed(0))
     attention.plan(batch)
-    got = attention.run(qkv[:, :6], qkv[:, 6:8], qkv[:, 8:], 1)
+    got = attention.run(qkv[:, :6], qkv[:, 6:8], qkv[:, 8:], unmoved(7), 1)
     keys = qkv[[2, 3, 4, 5, 0, 1], 6:]
     torch.testing.assert_close(got[:2], attend(qkv[:2, :6], keys[:, :2], keys[:, 2:]), atol=1e-5, rtol=1e-5)
 
 
 def test_padding_rows_harm_nobody() -> None:
-    """A row of no keys on the spare block gets some finite result, and the others theirs."""
+    """A row on the spare block gets some finite result, and the others theirs."""
     bench = Bench(8, 4)
     bench.check({"a": 5}, [])
     batch = bench.pages.batch({}, {"a": 0})
@@ -159,13 +170,14 @@ def test_padding_rows_harm_nobody() -> None:
         tokens=torch.zeros(2, dtype=torch.int64),
         positions=torch.tensor([5, 0]),
         writes=torch.cat((batch.writes, torch.tensor([bench.pages.spare * 4]))),
-        starts=torch.tensor([0, 1, 2], dtype=torch.int32),
-        lengths=torch.tensor([6, 0], dtype=torch.int32),
+        rows=torch.tensor([0, 1]),
+        lengths=torch.tensor([6, 1], dtype=torch.int32),
+        bounds=np.array([6, 1]),
         tables=torch.cat((batch.tables, torch.full_like(batch.tables, bench.pages.spare))),
     )
     bench.attention.plan(padded)
     qkv = torch.randn(2, 10, 8, generator=bench.generator)
-    got = bench.attention.run(qkv[:, :6], qkv[:, 6:8], qkv[:, 8:], 0)
+    got = bench.attention.run(qkv[:, :6], qkv[:, 6:8], qkv[:, 8:], unmoved(2), 0)
     k, v = torch.split(torch.cat((bench.past["a"][0], qkv[:1, 6:])), 2, dim=1)
     torch.testing.assert_close(got[:1], attend(qkv[:1, :6], k, v), atol=1e-5, rtol=1e-5)
     assert got.isfinite().all()
