@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
-from bench.target import Target
+from bench.target import Count, Target
 from toka.errors import ConfigError
 
 Name = Literal[
@@ -27,7 +27,6 @@ Name = Literal[
     "monkeys",
     "custom",
 ]
-Length = Annotated[int, Meta(ge=1)]
 
 
 class Request(NamedTuple):
@@ -62,42 +61,42 @@ class Workload(Target, frozen=True, kw_only=True):
     dataset_name: Annotated[Name, Meta(description="what to ask")] = "random"
     dataset_path: Annotated[str | None, Meta(description="the file of custom, JSON lines")] = None
     num_prompts: Annotated[
-        int | None,
+        Count | None,
         Meta(
-            ge=1,
             description="requests; default: 1000, or 2000 of sharegpt-like, 128 of monkeys, all rows of custom,"
             " groups x prompts of generated-shared-prefix",
         ),
     ] = None
     seed: Annotated[int, Meta(ge=0, description="of the data set and of the arrivals")] = 0
     input_len: Annotated[
-        int | None, Meta(ge=1, description="tokens of a prompt, or of its part behind a prefix; not of every data set")
+        Count | None,
+        Meta(description="tokens of a prompt, or of its part behind a prefix; not of every data set"),
     ] = None
-    output_len: Annotated[int | None, Meta(ge=1, description="tokens of an answer: for any data set")] = None
-    random_input_len: Annotated[Length, Meta(description="random: tokens of a prompt")] = 1024
-    random_output_len: Annotated[Length, Meta(description="random: tokens of an answer")] = 128
+    output_len: Annotated[Count | None, Meta(description="tokens of an answer: for any data set")] = None
+    random_input_len: Annotated[Count, Meta(description="random: tokens of a prompt")] = 1024
+    random_output_len: Annotated[Count, Meta(description="random: tokens of an answer")] = 128
     random_range_ratio: Annotated[
         float, Meta(ge=0, lt=1, description="random: lengths lie from (1 - r) to (1 + r) of what was asked")
     ] = 0.0
     random_prefix_len: Annotated[int, Meta(ge=0, description="random: tokens that all prompts begin with")] = 0
-    prefix_repetition_prefix_len: Annotated[Length, Meta(description="prefix_repetition: tokens of a prefix")] = 256
-    prefix_repetition_suffix_len: Annotated[Length, Meta(description="prefix_repetition: tokens after it")] = 256
-    prefix_repetition_num_prefixes: Annotated[Length, Meta(description="prefix_repetition: prefixes")] = 10
-    prefix_repetition_output_len: Annotated[Length, Meta(description="prefix_repetition: tokens of an answer")] = 128
-    gsp_num_groups: Annotated[Length, Meta(description="generated-shared-prefix: system prompts")] = 64
-    gsp_prompts_per_group: Annotated[Length, Meta(description="generated-shared-prefix: questions of each")] = 16
-    gsp_system_prompt_len: Annotated[Length, Meta(description="generated-shared-prefix: tokens of a system prompt")] = (
+    prefix_repetition_prefix_len: Annotated[Count, Meta(description="prefix_repetition: tokens of a prefix")] = 256
+    prefix_repetition_suffix_len: Annotated[Count, Meta(description="prefix_repetition: tokens after it")] = 256
+    prefix_repetition_num_prefixes: Annotated[Count, Meta(description="prefix_repetition: prefixes")] = 10
+    prefix_repetition_output_len: Annotated[Count, Meta(description="prefix_repetition: tokens of an answer")] = 128
+    gsp_num_groups: Annotated[Count, Meta(description="generated-shared-prefix: system prompts")] = 64
+    gsp_prompts_per_group: Annotated[Count, Meta(description="generated-shared-prefix: questions of each")] = 16
+    gsp_system_prompt_len: Annotated[Count, Meta(description="generated-shared-prefix: tokens of a system prompt")] = (
         2048
     )
-    gsp_question_len: Annotated[Length, Meta(description="generated-shared-prefix: tokens of a question")] = 128
-    gsp_output_len: Annotated[Length, Meta(description="generated-shared-prefix: tokens of an answer")] = 256
+    gsp_question_len: Annotated[Count, Meta(description="generated-shared-prefix: tokens of a question")] = 128
+    gsp_output_len: Annotated[Count, Meta(description="generated-shared-prefix: tokens of an answer")] = 256
     gsp_range_ratio: Annotated[
         float, Meta(gt=0, le=1, description="generated-shared-prefix: lengths lie from this share of what was asked")
     ] = 1.0
     gsp_ordered: Annotated[bool, Meta(description="generated-shared-prefix: group after group, not shuffled")] = False
-    monkeys_prefix_len: Annotated[Length, Meta(description="monkeys: tokens that all prompts begin with")] = 1024
-    monkeys_question_len: Annotated[Length, Meta(description="monkeys: tokens of a question")] = 96
-    monkeys_output_len: Annotated[Length, Meta(description="monkeys: tokens of a sample")] = 200
+    monkeys_prefix_len: Annotated[Count, Meta(description="monkeys: tokens that all prompts begin with")] = 1024
+    monkeys_question_len: Annotated[Count, Meta(description="monkeys: tokens of a question")] = 96
+    monkeys_output_len: Annotated[Count, Meta(description="monkeys: tokens of a sample")] = 200
     custom_output_len: Annotated[
         int, Meta(ge=-1, description="custom: tokens of an answer; -1: each row's output_tokens")
     ] = 256
@@ -213,9 +212,7 @@ def sharegpt_like(count: int = 2000, seed: int = 0, ids: Ids = Ids()) -> list[Re
     return [Request(ids.draw(generator, i), o) for i, o in zip(inputs, outputs, strict=True)]
 
 
-def _lognormal(
-    generator: np.random.Generator, mean: float, sigma: float, count: int, low: int, high: int
-) -> list[int]:
+def _lognormal(generator: np.random.Generator, mean: float, sigma: float, count: int, low: int, high: int) -> list[int]:
     """Whole numbers, log-normal with this mean before they are clipped."""
     drawn: npt.NDArray[np.float64] = generator.lognormal(math.log(mean) - sigma * sigma / 2, sigma, count)
     clipped: list[int] = np.clip(np.rint(drawn), low, high).astype(int).tolist()
@@ -282,7 +279,9 @@ def prefix_repetition(
     """So many prefixes, each for `count // prefixes` prompts, as in vLLM. Raises ConfigError for more prefixes than
     prompts."""
     if count < prefixes:
-        raise ConfigError(f"num_prompts={count}: prefix_repetition has {prefixes} prefixes, and needs a prompt for each")
+        raise ConfigError(
+            f"num_prompts={count}: prefix_repetition has {prefixes} prefixes, and needs a prompt for each"
+        )
     generator = np.random.default_rng(seed)
     made = []
     for _ in range(prefixes):

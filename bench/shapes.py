@@ -4,9 +4,9 @@
     python bench/shapes.py 8b FOLDER
     python bench/shapes.py tiny FOLDER
 
-`1b` and `8b` have the shapes of Llama-3.2-1B and Llama-3.1-8B, `tiny` runs anywhere. The tokenizer is generated: a token
-for every byte, then made-up words of two letters and more, and at the end special tokens with Llama 3's names. Every id
-decodes to a text that no other has, and every text can be encoded.
+`1b` and `8b` have the shapes of Llama-3.2-1B and Llama-3.1-8B, `tiny` runs anywhere. The tokenizer is generated: a
+token for every byte, then made-up words of two letters and more, and at the end special tokens with Llama 3's names.
+Every id decodes to a text that no other has, and every text can be encoded.
 """
 
 import itertools

@@ -73,9 +73,10 @@ GOLDEN: dict[str, tuple[wire.Message, str]] = {
             max_ahead=16,
             attention="auto",
             cuda_graphs=True,
+            hydragen=False,
         ),
-        "dc0011a777656c636f6d650100a76970633a2f2f72a76970633a2f2f70a22f6da7666c6f61743332a46175746f10cd0400"
-        "cd2000cd080000cb3feccccccccccccd10a46175746fc3",
+        "dc0012a777656c636f6d650100a76970633a2f2f72a76970633a2f2f70a22f6da7666c6f61743332a46175746f10cd0400"
+        "cd2000cd080000cb3feccccccccccccd10a46175746fc3c2",
     ),
     "refused": (wire.Refused(reason="no"), "92a772656675736564a26e6f"),
     "attached": (wire.Attached(epoch=1, rank=0), "93a861747461636865640100"),

@@ -42,6 +42,11 @@ class Config(Struct, frozen=True, kw_only=True):
     use_cudagraphs: Annotated[
         bool, Meta(description="on a GPU: decode through CUDA graphs; F launches every kernel anew, which is slower")
     ] = True
+    use_hydragen: Annotated[
+        bool, Meta(description="on a GPU: read the keys of a prefix that many sequences share once for all of them")
+    ] = False
+    hydragen_min_group_size: Annotated[int, Meta(ge=2, description="sequences that make a Hydragen group")] = 32
+    hydragen_min_prefix_len: Annotated[int, Meta(ge=1, description="tokens that make a shared prefix")] = 256
     attention_backend: Annotated[
         Literal["auto", "triton", "flashinfer", "torch"],
         Meta(description="what attends; auto: the fastest there is on the device; torch: the plain reference"),
@@ -116,9 +121,6 @@ class Later(Struct, frozen=True, kw_only=True):
     ] = None
     torch_compile: Annotated[bool, Meta(description="compile the model with torch.compile")] = False
     torch_compile_config: Annotated[str | None, Meta(description="what torch.compile is told")] = None
-    use_hydragen: Annotated[bool, Meta(description="attend to shared prefixes once")] = False
-    hydragen_min_group_size: Annotated[int, Meta(ge=1, description="sequences that make a Hydragen group")] = 32
-    hydragen_min_prefix_len: Annotated[int, Meta(ge=1, description="tokens that make a shared prefix")] = 256
     api_key: Annotated[str | None, Meta(description="key that clients must send")] = None
     key_file: Annotated[str | None, Meta(description="keys of the sockets between hosts")] = None
     cache_isolation: Annotated[Literal["none", "key"], Meta(description="who may share cached prefixes")] = "none"

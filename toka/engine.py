@@ -25,6 +25,7 @@ import numpy as np
 from toka.config import Config
 from toka.core.admission import Policy
 from toka.core.blocks import Ints
+from toka.core.hydragen import Groups
 from toka.core.limits import Limits
 from toka.core.progress import Diverged, Progress
 from toka.core.prompt import Prompt
@@ -238,6 +239,7 @@ class Engine:
             max_ahead=MAX_AHEAD,
             attention=config.attention_backend,
             cuda_graphs=config.use_cudagraphs,
+            hydragen=config.use_hydragen,
         )
 
     def heard(self, message: ToEngine) -> None:
@@ -293,6 +295,12 @@ class Engine:
             learn=config.use_spec_allocation and config.track_early_stopping,
             margin=1 - config.spec_allocation_target_kv_cache_utilization if config.look_ahead else 0,
         )
+
+    def _groups(self) -> Groups | None:
+        config = self._config
+        if not config.use_hydragen:
+            return None
+        return Groups(-(-config.hydragen_min_prefix_len // config.page_size), config.hydragen_min_group_size)
 
     def _serving(self) -> Scheduler:
         """The scheduler, if requests may come. Raises Unavailable."""
@@ -355,6 +363,7 @@ class Engine:
             epoch=ready.epoch,
             key=self._key,
             policy=self._policy(),
+            groups=self._groups(),
         )
         self._link.send(Agreed(epoch=ready.epoch, num_blocks=ready.num_blocks))
         self._ready.set()

@@ -90,6 +90,8 @@ class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
     """What attends: `auto`, `triton`, `flashinfer` or `torch`."""
     cuda_graphs: bool = True
     """On a GPU, decoding steps are recorded once and replayed."""
+    hydragen: bool = False
+    """Plans name groups, and what they share is to be read for all of their slots at once."""
 
 
 class Refused(Message, tag="refused", frozen=True, kw_only=True):

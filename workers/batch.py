@@ -6,8 +6,8 @@ is built in two halves:
 * `build`, on the host: checks the plan, and uploads in one piece all that only the host knows, which is all there is to
   know of the chunks;
 * `assemble`, on the device: the decoding rows, of which the host knows the slots alone. Plans run ahead of results, so
-  their tokens and positions are taken from what earlier steps left in `Slots`. A step without chunks needs nothing else,
-  so this half can be recorded once and replayed (graphs.py).
+  their tokens and positions are taken from what earlier steps left in `Slots`. A step without chunks needs nothing
+  else, so this half can be recorded once and replayed (graphs.py).
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from toka.wire import Plan
 from workers.compact import Longs
+from workers.groups import Layout, Shared
 from workers.scores import Part, Prompts
 from workers.slots import BadPlan, Roster, Slots, unpack
 
@@ -51,8 +52,10 @@ class Batch:
     ends: Longs
     """int64[P], on the host: keys each chunk attends to, as in `lengths`."""
     bounds: Longs | None
-    """int64[D], on the host: upper bounds of the decoding rows' `lengths`; None where the batch is being recorded, to be
-    replayed for any lengths."""
+    """int64[D], on the host: upper bounds of the decoding rows' `lengths`; None where the batch is being recorded, to
+    be replayed for any lengths."""
+    shared: Shared | None = None
+    """Keys that several decoding rows attend to together; None: nothing is to be read so."""
 
     @property
     def prefilled(self) -> int:
@@ -98,6 +101,8 @@ class Work:
     """int64[D], on the host: see `Batch.bounds`."""
     roster: Roster
     """The slots that are sampled, in the order of `Batch.samples`: the wire's roster."""
+    layout: Layout | None
+    """What the decoding rows share; the same object as long as it is the same."""
 
 
 def build(plan: Plan, slots: Slots) -> Work:
@@ -105,7 +110,7 @@ def build(plan: Plan, slots: Slots) -> Work:
     decode = slots.decode
     if not plan.chunks:
         slots.extend(decode.host, slots.bound[decode.host] + 1)
-        return Work(None, decode, slots.bound[decode.host], decode)
+        return Work(None, decode, slots.bound[decode.host], decode, slots.layout)
     chunks = unpack(plan.chunks, 3)
     owners, starts, sizes = chunks.T
     ends = starts + sizes
@@ -152,14 +157,16 @@ def build(plan: Plan, slots: Slots) -> Work:
         decode=decode,
         bounds=slots.bound[decode.host],
         roster=roster,
+        layout=slots.layout,
     )
 
 
 def assemble(work: Work, slots: Slots) -> Batch:
     """The step's tensors. From here on `slots.lengths` is what it will be once the step has run."""
     chunks = work.chunks
+    shared = work.layout and work.layout.send(slots.upload)
     if chunks is None:
-        return assemble_decode(work.decode.slots, slots, work.bounds)
+        return assemble_decode(work.decode.slots, slots, work.bounds, shared)
     slots.lengths[chunks.slots] = chunks.lengths
     own = slots.advance(work.decode.slots)
     return Batch(
@@ -174,11 +181,12 @@ def assemble(work: Work, slots: Slots) -> Batch:
         sizes=chunks.sizes,
         ends=chunks.ends,
         bounds=work.bounds,
+        shared=shared,
     )
 
 
-def assemble_decode(rows: Tensor, slots: Slots, bounds: Longs | None) -> Batch:
-    """A step of decoding rows alone: int64[D] slots and their `Batch.bounds`."""
+def assemble_decode(rows: Tensor, slots: Slots, bounds: Longs | None, shared: Shared | None = None) -> Batch:
+    """A step of decoding rows alone: int64[D] slots, their `Batch.bounds` and what they share."""
     own = slots.advance(rows)
     return Batch(
         tokens=own.tokens,
@@ -192,6 +200,7 @@ def assemble_decode(rows: Tensor, slots: Slots, bounds: Longs | None) -> Batch:
         sizes=_NONE,
         ends=_NONE,
         bounds=bounds,
+        shared=shared,
     )
 
 

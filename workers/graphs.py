@@ -1,18 +1,25 @@
 """Decoding steps as CUDA graphs: what a step launches is recorded once for each of about forty numbers of rows, and
 replayed with other numbers of rows filled up by rows of the spare slot.
 
-A step is two graphs, so that something may come between them: the forward pass, and the choice of tokens (plain, or
-full where a row uses top_k, top_p or min_p). What they read of the host is the slots of the rows, in one static buffer;
-all else is device state, so a graph serves rows of any lengths.
+A step is two graphs, so that something may come between them: the forward pass (plain, or with keys that rows share),
+and the choice of tokens (plain, or full where a row uses top_k, top_p or min_p). What they read of the host lies in
+static buffers: the slots of the rows, and what these share. All else is device state, so a graph serves rows of any
+lengths.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from workers.groups import MIN_ROWS, Layout, Shared, Tiles
 from workers.slots import Slots
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
 
 Progress = Callable[[int, int], None]
 """Called with the graphs recorded and the graphs in all."""
@@ -38,9 +45,13 @@ class Graphs:
     """Recorded steps of up to `most` rows. They run on the stream that is current at the call, in the order of the
     calls; what a call returns stands until the next one."""
 
-    def __init__(self, slots: Slots, hidden_size: int, dtype: torch.dtype, most: int) -> None:
+    def __init__(
+        self, slots: Slots, hidden_size: int, dtype: torch.dtype, most: int, tiles: Tiles | None = None
+    ) -> None:
+        """With `tiles`, there are graphs for rows that share keys."""
         self.most = most
         self._spare = slots.max_slots
+        self._upload = slots.upload
         self._sizes = sizes(most)
         self._rows = torch.full((most,), slots.max_slots, device=slots.device)
         """int64: the slots of the rows, and behind them the spare one."""
@@ -48,43 +59,57 @@ class Graphs:
         """The rows that `_rows` begins with."""
         self._hidden = torch.zeros((most, hidden_size), dtype=dtype, device=slots.device)
         self._ids = torch.zeros(most, dtype=torch.int32, device=slots.device)
-        self._forward: dict[int, torch.cuda.CUDAGraph] = {}
+        self._tiles = tiles
+        self._laid: Layout | None = None
+        """What `_shared` holds."""
+        self._shared = Shared(
+            *(
+                torch.zeros(shape, dtype=torch.int32, device=slots.device)
+                for shape in ((tiles.most(most) if tiles else 0, 6), 2 * most, most, most)
+            )
+        )
+        self._forward: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._sample: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
 
     def record(
         self,
-        forward: Callable[[Tensor], Tensor],
+        forward: Callable[[Tensor, Shared | None], Tensor],
         sample: Callable[[Tensor, Tensor, Tensor, bool], None],
         progress: Progress,
     ) -> None:
         """Record every graph, the largest first, all in one pool of memory.
 
-        `forward`: int64[D] slots → [D, hidden]. `sample`: [S, hidden], int64[S] slots, int32[S] for the ids, and
+        `forward`: int64[D] slots and what they share → [D, hidden]. `sample`: [S, hidden], int64[S] slots, int32[S] for the ids, and
         whether any row may use top_k, top_p or min_p. Both run twice for each size: first to compile and to allocate,
         then to be recorded.
         """
 
-        def run_forward(size: int) -> None:
-            self._hidden[:size].copy_(forward(self._rows[:size]))
+        def run_forward(size: int, shared: bool) -> None:
+            self._hidden[:size].copy_(forward(self._rows[:size], self._shared_by(size) if shared else None))
 
         def run_sample(size: int, full: bool) -> None:
             sample(self._hidden[:size], self._rows[:size], self._ids[:size], full)
 
         pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream(self._rows.device)  # type: ignore[no-untyped-call]  # torch's own
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for done, size in enumerate(reversed(self._sizes)):
                 progress(done, len(self._sizes))
-                self._forward[size] = _record(pool, lambda: run_forward(size))  # noqa: B023  # called within the turn
+                for shared in (False, True) if self._tiles and size >= MIN_ROWS else (False,):
+                    self._forward[size, shared] = _record(pool, partial(run_forward, size, shared))
                 for full in (False, True):
-                    self._sample[size, full] = _record(pool, lambda: run_sample(size, full))  # noqa: B023  # the same
+                    self._sample[size, full] = _record(pool, partial(run_sample, size, full))
         torch.cuda.current_stream().wait_stream(stream)
         progress(len(self._sizes), len(self._sizes))
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """The hidden states of decoding rows: int64[D] slots → [D, hidden]. `rows` must not change while it is held."""
-        self._forward[self._place(rows)].replay()
+    def forward(self, rows: Tensor, layout: Layout | None) -> Tensor:
+        """The hidden states of decoding rows: int64[D] slots and what they share → [D, hidden]. Neither may be changed;
+        another of them is another object."""
+        size = self._place(rows)
+        if layout is not None and layout is not self._laid:
+            self._lay(layout, size)
+        self._forward[size, layout is not None].replay()
         return self._hidden[: len(rows)]
 
     def sample(self, hidden: Tensor, rows: Tensor, full: bool) -> Tensor:
@@ -105,8 +130,24 @@ class Graphs:
             self._placed = rows
         return size
 
+    def _shared_by(self, size: int) -> Shared:
+        """What a graph of so many rows reads."""
+        assert self._tiles is not None, "without it, nothing is laid out"
+        tiles, order, firsts, parts = self._shared
+        return Shared(tiles[: self._tiles.most(size)], order, firsts[:size], parts[:size])
 
-def _record(pool: tuple[int, int], run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def _lay(self, layout: Layout, size: int) -> None:
+        """Put what rows share where the graph of so many rows finds it."""
+        to = self._shared_by(size)
+        for target, part in zip(to, layout.send(self._upload), strict=True):
+            target[: len(part)].copy_(part)
+        # Tiles of no rows, and rows that share nothing.
+        for target, part in ((to.tiles, layout.tiles), (to.firsts, layout.firsts), (to.parts, layout.parts)):
+            target[len(part) :].zero_()
+        self._laid = layout
+
+
+def _record(pool: "_POOL_HANDLE", run: Callable[[], None]) -> torch.cuda.CUDAGraph:
     run()
     torch.cuda.current_stream().synchronize()
     graph = torch.cuda.CUDAGraph()

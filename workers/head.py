@@ -60,8 +60,8 @@ class DeviceHead:
         return ids, self._shaped(hidden, roster, ids)
 
     def choose(self, hidden: Tensor, rows: Tensor, ids: Tensor, full: bool) -> None:
-        """Choose from the model's own logits: [S, hidden], int64[S] slots → `ids`, int32[S]. `full`: whether any row may
-        use top_k, top_p or min_p. Nothing here waits for the device, so it can be recorded."""
+        """Choose from the model's own logits: [S, hidden], int64[S] slots → `ids`, int32[S]. `full`: whether any row
+        may use top_k, top_p or min_p. Nothing here waits for the device, so it can be recorded."""
         places = self._slots.lengths[rows]
         for part in _slices(len(rows), memory.MAX_DEVICE_LOGITS // self._model.vocab_size):
             logits = self._model.logits(hidden[part])

@@ -115,7 +115,8 @@ def num_blocks(
     a machine's own memory, KV cache and activations together take at most `utilization` of what is free. `kv_tokens`
     asks for so many tokens, rounded up to whole blocks; 0: what fits, though of a machine's own memory not more than
     half of what is free, and never more than `max_slots` sequences of `max_model_len` tokens fill. `max_model_len` 0:
-    the model's own. `activations`: what the largest steps take, where that has been measured. Raises WorkerError if not even one block fits, or not the tokens asked for.
+    the model's own. `activations`: what the largest steps take, where that has been measured. Raises WorkerError if not
+    even one block fits, or not the tokens asked for.
     """
     length = min(max_model_len or config.max_model_len, config.max_model_len)
     if activations is None:

@@ -1,5 +1,5 @@
-"""Noise that depends on nothing but (seed, choice, position) and what it is for: a token of the vocabulary, or a tile of
-consecutive tokens (sampling.py).
+"""Noise that depends on nothing but (seed, choice, position) and what it is for: a token of the vocabulary, or a tile
+of consecutive tokens (sampling.py).
 
 The generator is Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011,
 section 3.3): a key of two 32-bit words turns a counter of four into four words of noise. Here
@@ -35,8 +35,8 @@ TOKENS, TILES = 0, 1
 
 
 def exponentials(seed: Tensor, choice: Tensor, position: Tensor, first: Tensor, count: int, lane: int) -> Tensor:
-    """Standard exponential noise, float32[S, count], from int64[S] each of seed, choice, position and `first`, a multiple
-    of 4: that of the `count` tokens or tiles from number `first` on.
+    """Standard exponential noise of the `count` tokens or tiles (by `lane`) from number `first`, a multiple of 4, on:
+    int64[S] each → float32[S, count].
 
     −log1p(−u), of u = (word + ½) · 2⁻³² in float32, at most 1 − 2⁻²⁴: so it is between 2⁻³³ and 16.7.
     """

@@ -1,18 +1,18 @@
 """From hidden states to token ids.
 
 A row's token is a draw from softmax(z), z = (logit − highest logit) / temperature over the tokens that top_k, top_p and
-min_p leave, −∞ elsewhere. The logits are the model's, after the row's `Shape` if it has one (shaping.py). The draw is two
-races, so that noise need not be made for the whole vocabulary. The vocabulary is cut into tiles of `TILE` consecutive
-ids, L_j = log Σ exp z over tile j, and all E are independent exponential noise of the row's own (noise.py):
+min_p leave, −∞ elsewhere. The logits are the model's, after the row's `Shape` if it has one (shaping.py). The draw is
+two races, so that noise need not be made for the whole vocabulary. The vocabulary is cut into tiles of `TILE`
+consecutive ids, L_j = log Σ exp z over tile j, and all E are exponential noise of the row's own (noise.py):
 
     tile  = argmax over j of L_j − log E_j
     token = argmax over the tile's i of z_i − log E_i
 
-−log E is a Gumbel variate, so the first race draws tile j with probability exp L_j / Σ exp L = the softmax's mass in it,
+−log E is a Gumbel variate, so the first race draws tile j with probability exp L_j / Σ exp L, the softmax's mass in it,
 and the second, whose noise is independent of the first's, token i with probability exp z_i / exp L_j (the Gumbel-max
-trick, over groups and then within the group: Maddison, Tarlow and Minka, "A* sampling", NIPS 2014, section 2). The
-product is exp z_i / Σ exp z: exactly the softmax. Of equals the lowest index wins. The token depends on the row alone:
-on its logits, its parameters and (seed, choice, position); rounding can change it only where a race is nearly a tie.
+trick, over groups and then within one: Maddison, Tarlow and Minka, "A* sampling", NIPS 2014, section 2). The product
+is exp z_i / Σ exp z: exactly the softmax. Of equals the lowest index wins. The token depends on the row alone: on its
+logits, its parameters and (seed, choice, position); rounding changes it only where a race is nearly a tie.
 """
 
 from dataclasses import dataclass
@@ -93,30 +93,6 @@ class SamplingRows:
             greedy_only=self.greedy_only,
             plain=self.plain,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerState:
-    """What a device that samples by itself (kernels/sample.py) reads and writes of every slot, by slot."""
-
-    temperature: Tensor
-    """float32[slots]. This and the next five are as in `SamplingRows`."""
-    top_k: Tensor
-    """int32[slots]."""
-    top_p: Tensor
-    """float32[slots]."""
-    min_p: Tensor
-    """float32[slots]."""
-    seed: Tensor
-    """int64[slots]."""
-    choice: Tensor
-    """int64[slots]."""
-    stops: Tensor
-    """int64[slots, most stop ids]: the ids that end the slot's sequence, padded with −1."""
-    dead: Tensor
-    """bool[slots]: it has ended. A dead slot changes no more."""
-    last: Tensor
-    """int64[slots]: the token sampled last."""
 
 
 class Choice(NamedTuple):

@@ -35,7 +35,7 @@ class Scores(NamedTuple):
     @classmethod
     def of(cls, logprobs: Tensor, tokens: Tensor, width: int) -> "Scores":
         """From float32[n, vocab] and int64[n]. There are no more than vocab most probable ones."""
-        ids = _best(logprobs, min(width, logprobs.shape[1]))
+        ids = best(logprobs, min(width, logprobs.shape[1]))
         chosen = logprobs.gather(1, tokens[:, None]).squeeze(1)
         return cls(chosen, ids.to(torch.int32), logprobs.gather(1, ids))
 
@@ -109,7 +109,7 @@ class Outcome:
     prompts: tuple[Prompts, Scores] | None = None
 
 
-def _best(logprobs: Tensor, width: int) -> Tensor:
+def best(logprobs: Tensor, width: int) -> Tensor:
     """The places of the highest values of each row, in falling order; of equals the lowest place first:
     float32[n, vocab] → int64[n, width]."""
     # A whole number for each value and place, no two equal, so that no order of equals is left to topk: floats compare

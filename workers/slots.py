@@ -18,9 +18,11 @@ from torch import Tensor
 
 from toka.wire import MAX_STOP_IDS, Admit, Plan
 from workers.compact import Longs
+from workers.groups import BadGroup, Groups, Layout, Tiles
 from workers.sampling import GREEDY_BELOW, SamplerState, SamplingRows
 from workers.scores import Asked
 from workers.shaping import BadSampling, Shape, Shaping
+from workers.upload import upload
 
 
 class BadPlan(Exception):
@@ -129,6 +131,11 @@ class Slots:
         self._logprobs: Longs = np.full(max_slots, -1, np.int64)
         self._greedy = np.zeros(max_slots, np.bool_)
         self._plain = np.zeros(max_slots, np.bool_)
+        self.groups = Groups(max_slots, page_size)
+        self._tiles: Tiles | None = None
+        self.layout: Layout | None = None
+        """What the slots of `decode` share, if there is attention that makes use of it; another object only when it has
+        changed."""
         self.decode = self.roster(np.zeros(0, np.int64), torch.zeros(0, dtype=torch.int64, device=device))
         """The slots that the plan applied last decodes."""
 
@@ -151,6 +158,16 @@ class Slots:
             self.decode = self.roster(decode, self.upload(decode))
         if not self.ready[self.decode.host].all():
             raise BadPlan("a slot decodes whose prompt has not been prefilled")
+        try:
+            self.groups.apply(plan.groups, unpack(plan.members, 2))
+        except BadGroup as error:
+            raise BadPlan(str(error)) from error
+        if self._tiles is not None and (plan.decode is not None or plan.groups or plan.members or plan.releases):
+            self.layout = self.groups.layout(self.decode.host, self._tiles)
+
+    def share(self, tiles: Tiles) -> None:
+        """From here on, lay out what the decoding slots share, in such tiles."""
+        self._tiles = tiles
 
     def roster(self, host: Longs, slots: Tensor) -> Roster:
         """The sampling parameters of some slots, given on the host and on the device."""
@@ -208,11 +225,7 @@ class Slots:
 
     def upload(self, array: npt.NDArray[np.generic]) -> Tensor:
         """The array on the device, without waiting for it; the caller gives the array away."""
-        tensor = torch.from_numpy(array)
-        if self.device.type == "cpu":
-            return tensor
-        # The pinned copy goes back to torch's pool, which hands it out again only after the stream has read it.
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+        return upload(array, self.device)
 
     def _check(self, slots: Longs) -> Longs:
         if len(slots) and (slots.min() < 0 or slots.max() >= len(self.needed)):
@@ -225,6 +238,7 @@ class Slots:
         self.needed[slots] = 0
         self.ready[slots] = False
         self.shaping.release(slots)
+        self.groups.release(slots)
         for slot in slots.tolist():
             self.ids[slot] = None
 

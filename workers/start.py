@@ -101,7 +101,10 @@ class _Builder:
         welcome, config = self.welcome, self.config
         cache = KVCache(config, num_blocks, welcome.page_size, self.dtype, self.device)
         slots = Slots(welcome.max_slots, max_blocks, num_blocks, welcome.page_size, self.device, config.vocab_size)
-        return slots, select(welcome.attention, cache, config, welcome.max_slots)
+        attention = select(welcome.attention, cache, config, welcome.max_slots, hydragen=welcome.hydragen)
+        if attention.tiles is not None:
+            slots.share(attention.tiles)
+        return slots, attention
 
     def blocks(self, tokens: int) -> int:
         """So many hold them."""
@@ -118,11 +121,11 @@ class _Builder:
         """The step, its decoding recorded where the engine wants that."""
         head = self.head(slots)
         step = Step(self.model, attention, slots, head)
-        if not self.welcome.cuda_graphs:
+        if not (self.welcome.cuda_graphs and attention.recordable):
             return step
-        graphs = Graphs(slots, self.config.hidden_size, self.dtype, self.welcome.max_slots)
+        graphs = Graphs(slots, self.config.hidden_size, self.dtype, self.welcome.max_slots, attention.tiles)
         graphs.record(
-            forward=lambda rows: step.forward(assemble_decode(rows, slots, bounds=None)),
+            forward=lambda rows, shared: step.forward(assemble_decode(rows, slots, None, shared)),
             sample=head.choose,
             progress=lambda done, total: progress("graphs", done, total),
         )

@@ -9,6 +9,7 @@ from torch import Tensor
 from workers import scores
 from workers.attention.base import Attention
 from workers.batch import Batch, Work, assemble, assemble_decode
+from workers.groups import Layout
 from workers.scores import Asked, Outcome, Scores
 from workers.slots import Roster, Slots
 
@@ -36,8 +37,8 @@ class Decodes(Protocol):
     most: int
     """Rows of the largest."""
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """int64[D] slots → [D, hidden], which stands until the next call."""
+    def forward(self, rows: Tensor, layout: Layout | None) -> Tensor:
+        """int64[D] slots and what they share → [D, hidden], which stands until the next call."""
 
 
 class Step:
@@ -64,7 +65,7 @@ class Step:
                 prompts = work.chunks.prompts, work.chunks.prompts.score(self._model, hidden, self._slots.max_slots)
             hidden = hidden[batch.samples]
         elif recorded is not None and 0 < len(roster.host) <= recorded.most:
-            hidden = recorded.forward(roster.slots)
+            hidden = recorded.forward(roster.slots, work.layout)
         elif len(roster.host):
             hidden = self.forward(assemble(work, self._slots))
         if not len(roster.host):
@@ -79,7 +80,7 @@ class Step:
 
     def warm_up(self, tokens: int, rows: int) -> None:
         """Run `rows` equal chunks of `tokens` tokens in all, then as many decoding rows; sample each, and throw the
-        result away. All of it is the spare slot's: the KV cache is written in its spare block only, and no slot changes.
+        result away. All of it is the spare slot's: of the KV cache only the spare block is written.
 
         Raises what the largest step would raise later: torch.OutOfMemoryError, for one.
         """

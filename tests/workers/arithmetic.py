@@ -35,6 +35,9 @@ def greedy(prompt: Sequence[int], count: int) -> list[int]:
 class Sums:
     """Keeps what it is given in a cache of one number a token, and sums up each token's past."""
 
+    recordable = False
+    tiles = None
+
     def __init__(self, num_blocks: int, page_size: int) -> None:
         self.page_size = page_size
         self.cache = torch.full(((num_blocks + 1) * page_size,), -1_000_003, dtype=torch.int64)

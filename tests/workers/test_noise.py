@@ -76,8 +76,8 @@ def test_philox_gives_the_published_words(counter: Int4, key: tuple[int, int], e
 
 @pytest.mark.parametrize("lane", [noise.TOKENS, noise.TILES])
 def test_the_layout_of_counters_is_fixed(lane: int) -> None:
-    """key = the halves of the seed, counter = (number div 4, position, choice, lane), word = number mod 4; lane 0 is for
-    tokens and 1 for tiles. Never to change: a seed's samples would change with it."""
+    """key = the halves of the seed, counter = (number div 4, position, choice, lane), word = number mod 4; lane 0 is
+    for tokens and 1 for tiles. Never to change: a seed's samples would change with it."""
     seed, choice, position = 0x299F31D0A4093822, 0x13198A2E, 0x05A308D3
     got = words(tensors((seed, choice, position)), 10, lane)[0]
     for index in range(10):

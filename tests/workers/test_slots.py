@@ -45,7 +45,7 @@ def test_an_admit_fills_the_row_of_its_slot(slots: Slots) -> None:
     assert slots.stops[2].tolist() == [1, 2] + [-1] * 7
     assert (int(slots.seed[2]), int(slots.choice[2]), int(slots.top_k[2])) == (-(2**63), 11, 40)
     assert slots.temperature.tolist()[:4] == [0.0, 1.0, 0.5, 1.0]
-    assert slots.top_p.tolist() == pytest.approx([1.0, 1.0, 0.9, 1.0])
+    assert slots.top_p.tolist()[:4] == pytest.approx([1.0, 1.0, 0.9, 1.0])
 
 
 def test_appends_extend_rows_in_their_order(slots: Slots) -> None:

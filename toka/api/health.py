@@ -56,6 +56,7 @@ class ServerInfo(Endpoint):
             "models": service.names,
             "ready": service.server.ready,
             "max_model_len": service.server.max_model_len,
+            "vocab_size": service.tokenizer.vocab_size,
             "config": msgspec.to_builtins(service.config),
         }
         await exchange.respond_json(info | service.server.info())

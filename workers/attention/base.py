@@ -5,18 +5,43 @@ from typing import Protocol
 from torch import Tensor
 
 from workers.batch import Batch
+from workers.groups import Tiles
 from workers.layers.rope import Rotation
 
 
 class Attention(Protocol):
     """Attention of one step after another over the KV cache."""
 
+    @property
+    def recordable(self) -> bool:
+        """Decoding rows are planned and run on the device alone, so that a CUDA graph of it serves any lengths."""
+
+    @property
+    def tiles(self) -> Tiles | None:
+        """How it takes what decoding rows share; None: it takes no notice of it."""
+
     def plan(self, batch: Batch) -> None:
         """Once a step, before the first `run`: what all layers share."""
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, layer: int) -> Tensor:
-        """Rotate queries and keys, write the step's keys and values, then let each token attend to its row up to itself.
+        """Rotate queries and keys, write keys and values, then let each token attend to its row up to itself.
 
         Takes q [T, num_heads, head_dim], k and v [T, num_kv_heads, head_dim]; returns [T, num_heads, head_dim]. All
         writes of the step come before its first read, so a row may share blocks that another row fills in this step.
         """
+
+
+class Half(Protocol):
+    """What a step's chunks attend to, or what its decoding rows do, over a cache that holds the step's keys and values
+    already."""
+
+    @property
+    def recordable(self) -> bool:
+        """Planned and run on the device alone, so that a CUDA graph of it serves any lengths."""
+
+    def plan(self, batch: Batch) -> None:
+        """Once a step that has tokens of this half, before the first `run`: what all layers share."""
+
+    def run(self, q: Tensor, layer: int, out: Tensor) -> None:
+        """Let each token attend to its row up to itself. q, out: [tokens of this half, num_heads, head_dim], q
+        rotated, `out` contiguous."""

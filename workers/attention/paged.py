@@ -4,6 +4,7 @@ fastest at it. Both read a cache into which this writes first."""
 from torch import Tensor
 
 from workers.attention.base import Half
+from workers.attention.hydragen import HydragenDecode
 from workers.batch import Batch
 from workers.kernels.rotate import rotate_and_write
 from workers.kvcache import KVCache
@@ -20,6 +21,8 @@ class Paged:
         self._writes: Tensor | None = None
         self._prefilled = 0
         self._tokens = 0
+        self.recordable = decode.recordable
+        self.tiles = decode.tiles if isinstance(decode, HydragenDecode) else None
 
     def plan(self, batch: Batch) -> None:
         """See `Attention.plan`."""

@@ -85,6 +85,9 @@ class _Step:
 class PagedTorch:
     """See `Attention`. `plan` reads lengths on the host, which waits for a device other than the CPU."""
 
+    recordable = False
+    tiles = None
+
     def __init__(self, cache: KVCache) -> None:
         layer = cache.layers[0]
         self._cache = cache
@@ -108,8 +111,7 @@ class PagedTorch:
         ]
         members = self._bucketed(decodes)
         buckets = [
-            self._bucket(batch.prefilled, rows, decodes, tables[prefills:], whole=len(members) == 1)
-            for rows in members
+            self._bucket(batch.prefilled, rows, decodes, tables[prefills:], whole=len(members) == 1) for rows in members
         ]
         self._step = _Step(self._cache.places(batch.writes), chunks, buckets)
 
@@ -117,7 +119,7 @@ class PagedTorch:
         """See `Attention.run`."""
         step = self._step
         assert step is not None, "plan comes first"
-        q, k = rotation(torch.cat((q, k), dim=1)).split((q.shape[1], k.shape[1]), dim=1)
+        q, k = torch.split(rotation(torch.cat((q, k), dim=1)), [q.shape[1], k.shape[1]], dim=1)
         self._cache.write(layer, k, v, step.places)
         if not step.chunks and len(step.buckets) == 1:
             return self._decode(q, step.buckets[0], layer)

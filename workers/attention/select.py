@@ -2,19 +2,46 @@
 
 import torch
 
-from workers.attention.base import Attention
+from workers.attention.base import Attention, Half
 from workers.attention.paged_torch import PagedTorch
 from workers.errors import WorkerError
 from workers.kvcache import KVCache
 from workers.models.config import ModelConfig
 
 
-def select(name: str, cache: KVCache, config: ModelConfig, max_rows: int) -> Attention:
-    """The backend called `name`, for steps of at most `max_rows` decoding rows: `torch` anywhere; on a GPU `triton` or
-    `flashinfer` for both halves; `auto` for the fastest there is. Raises WorkerError for one that cannot run here."""
-    on_gpu = cache.layers[0].is_cuda
-    if name == "torch" or (name == "auto" and not on_gpu):
+def select(name: str, cache: KVCache, config: ModelConfig, max_rows: int, hydragen: bool) -> Attention:
+    """The backend called `name`, for steps of at most `max_rows` decoding rows.
+
+    `torch` runs anywhere; on a GPU there are `triton` and `flashinfer`, which do prompts and decoding alike, and `auto`
+    is the fastest for each. `hydragen`: what rows share is read for all of them at once. Raises WorkerError where it
+    cannot be had.
+    """
+    layer = cache.layers[0]
+    if name == "torch" or (name == "auto" and not layer.is_cuda):
+        if hydragen:
+            raise WorkerError("use_hydragen=T needs a GPU, and attention_backend=auto or triton")
         return PagedTorch(cache)
-    if not on_gpu:
+    if not layer.is_cuda:
         raise WorkerError(f"attention_backend={name} needs a GPU; on a CPU there is torch")
-    raise WorkerError(f"attention_backend={name} is not there")
+    from workers.attention.flashinfer_decode import FlashInferDecode
+    from workers.attention.flashinfer_prefill import FlashInferPrefill, usable
+    from workers.attention.hydragen import HydragenDecode
+    from workers.attention.paged import Paged
+    from workers.attention.triton_decode import TritonDecode
+    from workers.attention.triton_prefill import TritonPrefill
+
+    heads, here = config.num_heads, usable(config.head_dim, layer.dtype, layer.device)
+    decode: Half
+    if name == "flashinfer":
+        if hydragen:
+            raise WorkerError("use_hydragen=T needs attention_backend=auto or triton")
+        if not here:
+            raise WorkerError(
+                "attention_backend=flashinfer needs flashinfer-python, bfloat16 or float16, and heads of 64, 128 or 256"
+            )
+        return Paged(cache, FlashInferPrefill(cache, heads), FlashInferDecode(cache, heads, max_rows))
+    decode = (HydragenDecode if hydragen else TritonDecode)(cache, heads, max_rows)
+    # FA3 is what pays: elsewhere FlashInfer's plan on the host costs more than its kernel saves.
+    hopper = torch.cuda.get_device_capability(layer.device)[0] == 9
+    prefill = FlashInferPrefill(cache, heads) if name == "auto" and here and hopper else TritonPrefill(cache, heads)
+    return Paged(cache, prefill, decode)

@@ -41,7 +41,7 @@ def advance(slots: "Slots", rows: Tensor) -> "Decoding":
 
 
 @triton.jit
-def _advance(  # type: ignore[no-untyped-def]  # Triton's own types
+def _advance(
     rows_ptr,
     held_ptr,
     dead_ptr,

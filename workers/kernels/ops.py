@@ -70,11 +70,11 @@ class TritonOps:
 
 
 def _warps(size: int) -> int:
-    return min(max(triton.next_power_of_2(size) // 512, 1), 16)
+    return min(max(int(triton.next_power_of_2(size)) // 512, 1), 16)
 
 
 @triton.jit
-def _norm(  # type: ignore[no-untyped-def]  # Triton's own types
+def _norm(
     x_ptr,
     residual_ptr,
     summed_ptr,
@@ -105,7 +105,7 @@ def _norm(  # type: ignore[no-untyped-def]  # Triton's own types
 
 
 @triton.jit
-def _gate(gate_up_ptr, out_ptr, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's own types
+def _gate(gate_up_ptr, out_ptr, size, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = at < size

@@ -48,7 +48,7 @@ def rotate_and_write(
 
 
 @triton.jit
-def _rotate(  # type: ignore[no-untyped-def]  # Triton's own types
+def _rotate(
     q_ptr,
     k_ptr,
     v_ptr,

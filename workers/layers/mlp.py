@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from workers.layers.linear import Linear
-from workers.layers.ops import Ops, TorchOps
+from workers.layers.ops import TORCH, Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class GatedMLP:
     """hidden → 2 · intermediate: the gate's rows, then those of up."""
     down: Linear
     """intermediate → hidden."""
-    ops: Ops = TorchOps()
+    ops: Ops = TORCH
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] → [T, hidden]."""

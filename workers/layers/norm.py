@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from workers.layers.ops import Ops, TorchOps
+from workers.layers.ops import TORCH, Ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class RMSNorm:
     weight: Tensor
     """[size of the last dimension]."""
     eps: float
-    ops: Ops = TorchOps()
+    ops: Ops = TORCH
 
     def __call__(self, x: Tensor) -> Tensor:
         """Any shape that ends in the weight's."""

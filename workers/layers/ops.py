@@ -39,10 +39,13 @@ class TorchOps:
         return F.silu(gate) * up
 
 
+TORCH = TorchOps()
+
+
 def ops_for(device: torch.device) -> Ops:
     """The fastest there are for a device."""
     if device.type == "cuda":
         from workers.kernels.ops import TritonOps
 
         return TritonOps()
-    return TorchOps()
+    return TORCH

@@ -60,7 +60,7 @@ class Rope:
 
     @cached_property
     def _table(self) -> Tensor:
-        """See `Rotation.table`. Computed on the CPU whatever the device is, so that it holds the same bits everywhere."""
+        """See `Rotation.table`. From the CPU whatever the device is, so that the bits are the same everywhere."""
         angles = torch.arange(self.length, dtype=torch.float32)[:, None] * self.frequencies
         return (torch.cat((angles.cos(), angles.sin()), dim=-1) * self.magnitude).to(self.device)
 

@@ -46,7 +46,7 @@ class SelfAttention:
         """[T, C] → [T, C]."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
         qkv = self.qkv(x_TC).view(-1, heads + 2 * kv_heads, self.head_dim)
-        q_THD, k_TKD, v_TKD = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        q_THD, k_TKD, v_TKD = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q_THD, k_TKD = self.q_norm(q_THD), self.k_norm(k_TKD)
         out_THD = attention.run(q_THD, k_TKD, v_TKD, rotation, self.index)

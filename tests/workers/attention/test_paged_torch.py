@@ -43,7 +43,9 @@ class Bench:
         self.attention.plan(batch)
         counts = chunks | dict.fromkeys(decodes, 1)
         qkv = torch.randn(CONFIG.num_layers, total, 10, 8, generator=self.generator)
-        got = torch.stack([self.attention.run(x[:, :6], x[:, 6:8], x[:, 8:], unmoved(total), i) for i, x in enumerate(qkv)])
+        got = torch.stack(
+            [self.attention.run(x[:, :6], x[:, 6:8], x[:, 8:], unmoved(total), i) for i, x in enumerate(qkv)]
+        )
         for (row, count), last in zip(counts.items(), accumulate(counts.values()), strict=True):
             first = last - count
             own = qkv[:, first : first + count]

@@ -15,7 +15,7 @@ def test_rotated_and_written(
     generator = torch.Generator().manual_seed(0)
     tokens, blocks = 7, 9
     qkv = torch.randn(tokens, heads + 2 * kv_heads, size, generator=generator).to(device, dtype)
-    q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+    q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
     angles = torch.rand(50, size // 2, generator=generator) * 100
     table = torch.cat((angles.cos(), angles.sin()), dim=1).to(device)
     positions = torch.randint(50, (tokens,), generator=generator).to(device)

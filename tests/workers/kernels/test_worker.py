@@ -1,0 +1,129 @@
+"""A whole worker of kernels, step by step, against the plain one: what a GPU runs, but for the recording."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from tests.workers import oracle, paged
+from tests.workers.driver import Ask, Driver
+from toka.wire import Group, Plan, Sampling, pack
+from workers.attention.base import Attention
+from workers.attention.hydragen import HydragenDecode
+from workers.attention.paged import Paged
+from workers.attention.paged_torch import PagedTorch
+from workers.attention.triton_prefill import TritonPrefill
+from workers.head import DeviceHead, TorchHead
+from workers.kernels.advance import advance
+from workers.kernels.ops import TritonOps
+from workers.kernels.sample import Sampler
+from workers.kvcache import KVCache
+from workers.models import decoder
+from workers.slots import Slots
+from workers.step import Step
+
+SLOTS, BLOCKS, PAGE = 12, 200, 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen3")
+    oracle.save("qwen3", folder)
+    return folder
+
+
+def plain(folder: Path) -> tuple[Slots, Step]:
+    """In torch, on the CPU."""
+    model = paged.load(folder)
+    slots = Slots(SLOTS, 40, BLOCKS, PAGE, paged.CPU, model.vocab_size)
+    cache = KVCache(model.config, BLOCKS, PAGE, torch.float32, paged.CPU)
+    return slots, Step(model, PagedTorch(cache), slots, TorchHead(model, slots))
+
+
+def fused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Slots, Step]:
+    """In kernels, on a device that may be the CPU."""
+    monkeypatch.setattr(decoder, "ops_for", lambda device: TritonOps())
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = paged.load(folder, device=device)
+    slots = Slots(SLOTS, 40, BLOCKS, PAGE, device, model.vocab_size)
+    slots._advance = advance
+    cache = KVCache(model.config, BLOCKS, PAGE, torch.float32, device)
+    heads = model.config.num_heads
+    attention: Attention = Paged(cache, TritonPrefill(cache, heads), HydragenDecode(cache, heads, SLOTS))
+    assert attention.tiles is not None
+    slots.share(attention.tiles)
+    return slots, Step(model, attention, slots, DeviceHead(model, slots, Sampler(SLOTS, model.vocab_size, device)))
+
+
+def asks(kinds: Sequence[Sampling], count: int) -> list[Ask]:
+    random = Random(3)
+    return [
+        Ask(
+            prompt=[random.randrange(131) for _ in range(random.randint(1, 20))],
+            count=random.randint(1, 4),
+            sampling=kinds[index % len(kinds)],
+            seed=random.getrandbits(60),
+        )
+        for index in range(count)
+    ]
+
+
+@pytest.mark.usefixtures("device")
+def test_tokens_of_the_plain_worker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Greedy and sampled in every way, with chunks beside decodes."""
+    kinds = (
+        Sampling(temperature=0.0),
+        Sampling(temperature=1.0),
+        Sampling(temperature=0.8, top_k=9, top_p=0.9, min_p=0.02),
+        Sampling(temperature=1.0, repetition_penalty=1.4, presence_penalty=0.5),
+        Sampling(temperature=0.0, logprobs=3),
+    )
+    want = Driver(*plain(folder), tokens=24).run(asks(kinds, 6))
+    assert Driver(*fused(folder, monkeypatch), tokens=24).run(asks(kinds, 6)) == want
+
+
+@pytest.mark.usefixtures("device")
+def test_what_is_shared_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten rows share six blocks, eight of them two more: their hidden states are those of rows that share nothing."""
+    random = Random(5)
+    slots, step = fused(folder, monkeypatch)
+    common = [random.randrange(131) for _ in range(8 * PAGE)]
+    blocks = list(range(8))
+    with torch.inference_mode():
+        driver = Driver(slots, step)
+        first = driver._admit(0, Ask(common + [1, 2], 9), [*blocks, 8, 9])
+        run(slots, step, admits=[first], chunks=pack([0, 0, len(common) + 2]))
+        others, chunks = [], []
+        for slot in range(1, 10):
+            kept = 8 if slot < 8 else 6
+            prompt = [*common[: kept * PAGE], *(random.randrange(131) for _ in range(random.randint(1, 9)))]
+            own = [10 * slot + place for place in range(10)]
+            others.append(driver._admit(slot, Ask(prompt, 9), [*blocks[:kept], *own]))
+            chunks += [slot, kept * PAGE, len(prompt) - kept * PAGE]
+        run(slots, step, admits=others, chunks=pack(chunks))
+        state = slots.lengths.clone(), slots.last.clone()
+        rows = list(range(10))
+        random.shuffle(rows)
+        want = [run(slots, step, decode=pack(rows)) for _ in range(2)]
+        assert slots.layout is None
+        slots.lengths.copy_(state[0])
+        slots.last.copy_(state[1])
+        slots.bound[:10] -= 2
+        groups = [Group(id=0, blocks=pack(blocks[:6])), Group(id=1, blocks=pack(blocks[6:]), parent=0)]
+        members = np.array([[slot, int(slot < 8)] for slot in range(10)])
+        slots.apply(Plan(epoch=0, step=0, groups=groups, members=pack(members.ravel().tolist())))
+        assert slots.layout is not None
+        assert sorted(set(slots.layout.firsts.tolist())) == [6 * PAGE, 8 * PAGE]
+        assert [run(slots, step) for _ in range(2)] == want
+
+
+def run(slots: Slots, step: Step, **fields: object) -> list[int]:
+    from workers.batch import build
+
+    plan = Plan(epoch=0, step=0, **fields)  # type: ignore[arg-type]  # fields of a plan
+    slots.apply(plan)
+    ids: list[int] = step.run(build(plan, slots)).ids.tolist()
+    return ids
