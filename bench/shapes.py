@@ -144,7 +144,7 @@ def config(shape: Shape) -> dict[str, object]:
 def tokenizer(vocab_size: int, specials: list[str]) -> Tokenizer:
     """Byte-level BPE of exactly `vocab_size` entries, of which `specials` are the last.
 
-    Words of two and of three letters have merges, so that texts become about a third as many tokens as letters; longer
+    Words of two and of three letters have merges, so that texts become about half as many tokens as letters; longer
     ones are only decoded.
     """
     words = list(itertools.islice(_words(), vocab_size - len(specials) - 256))

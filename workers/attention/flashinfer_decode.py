@@ -40,7 +40,7 @@ class FlashInferDecode:
         self._workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=layer.device)
         # As in FlashInferPrefill: a wrapper's pinned memory is written again only when the device has read it.
         self._eager = [self._wrapper() for _ in range(_AHEAD)]
-        self._read = [torch.cuda.Event() for _ in range(_AHEAD)]
+        self._read: list[torch.cuda.Event] = [torch.cuda.Event() for _ in range(_AHEAD)]  # type: ignore[no-untyped-call]
         self._turn = 0
         self._recorded: dict[int, _Recorded] = {}
         self._ids: Tensor | None = None
@@ -114,7 +114,7 @@ class _Recorded:
     def __init__(self, count: int, make, ids: Tensor) -> None:  # type: ignore[no-untyped-def]  # as above
         self.indptr = torch.zeros(count + 1, dtype=torch.int32, device=ids.device)
         self.last_len = torch.zeros(count, dtype=torch.int32, device=ids.device)
-        self.read = torch.cuda.Event()
+        self.read = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types for it
         """The device has read the wrapper's pinned memory."""
         self.wrapper = make(
             use_cuda_graph=True,

@@ -81,7 +81,7 @@ class FlashInferPrefill:
         # A wrapper plans in pinned memory of its own, which it may not write again before the device has read it: each
         # is used every third time, and its event says so. The workspace is the stream's, one step after another.
         self._wrappers = [BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=backend) for _ in range(_AHEAD)]
-        self._read = [torch.cuda.Event() for _ in range(_AHEAD)]
+        self._read: list[torch.cuda.Event] = [torch.cuda.Event() for _ in range(_AHEAD)]  # type: ignore[no-untyped-call]
         self._turn = 0
 
     def plan(self, batch: Batch) -> None:

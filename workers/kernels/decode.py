@@ -183,10 +183,9 @@ class Splits:
 def _keys(lengths_ptr, firsts_ptr, row, there, skip, FIRSTS: tl.constexpr):
     """First key of rows and how many they attend to."""
     last = tl.load(lengths_ptr + skip + row, mask=there, other=0)
+    first = tl.zeros_like(last)
     if FIRSTS:
         first = tl.load(firsts_ptr + row, mask=there, other=0)
-    else:
-        first = tl.zeros_like(last)
     return first, tl.maximum(last - first, 0)
 
 

@@ -95,7 +95,7 @@ def _rotate(
         tl.store(keys, (x * cos - y * sin).to(layer_ptr.dtype.element_ty), mask=there)
         tl.store(keys + D // 2, (y * cos + x * sin).to(layer_ptr.dtype.element_ty), mask=there)
         values = keys + PAGE * K * D
-        x = tl.load(v_ptr + token * v_stride + lower, mask=there, other=0.0)
-        y = tl.load(v_ptr + token * v_stride + lower + D // 2, mask=there, other=0.0)
-        tl.store(values, x, mask=there)
-        tl.store(values + D // 2, y, mask=there)
+        value = tl.load(v_ptr + token * v_stride + lower, mask=there, other=0.0)
+        other = tl.load(v_ptr + token * v_stride + lower + D // 2, mask=there, other=0.0)
+        tl.store(values, value, mask=there)
+        tl.store(values + D // 2, other, mask=there)

@@ -288,8 +288,8 @@ def test_a_row_has_few_items(device: torch.device) -> None:
     """However long it is, its items are merged by one program."""
     splits = Splits(4, 2, 16, 4, device, dataclasses.replace(SMALL, programs=100, parts=7))
     splits.list(torch.arange(3, device=device), torch.tensor([100, 1, 9000], dtype=torch.int32, device=device), 0)
-    assert splits.spans[:3, 1].tolist() == [7, 1, 7]
-    assert splits.items[:15, 3].max() == 9000
+    assert splits.spans[:3, 1].tolist() == [3, 1, 7]
+    assert splits.items[:11, 3].max() == 9000
 
 
 def test_a_long_row_among_short_ones_is_split(device: torch.device) -> None:
@@ -386,7 +386,7 @@ class TestOnAGpu:
         batch.lengths.fill_(1)
         q = torch.zeros(len(REAL), 32, size, dtype=torch.bfloat16, device=CUDA)
         out = torch.zeros_like(q)
-        stream = torch.cuda.Stream()
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch has no types for it
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):
             half.plan(batch)
