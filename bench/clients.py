@@ -33,6 +33,9 @@ HEAD_START = 0.05
 """Seconds between the last request's way into the pipe and the start."""
 LATE = 0.005
 BUSY = 0.9
+"""Above either, what was measured is the client."""
+TELLING = 0.5
+"""Seconds that a round must take for that to say anything."""
 
 
 class Round(NamedTuple):
@@ -53,11 +56,13 @@ class Health(NamedTuple):
     """Seconds that an event loop was late: the 99th percentile over all looks at the worst client."""
     cpu: float
     """Seconds of CPU of all of them."""
+    seconds: float
+    """How long they were at it."""
 
     @property
     def warning(self) -> str | None:
         """A line, if the client was the bottleneck, so that the figures are the client's and not the server's."""
-        if self.lag <= LATE and self.busy <= BUSY:
+        if self.seconds < TELLING or (self.lag <= LATE and self.busy <= BUSY):
             return None
         return (
             f"WARNING: the client was the bottleneck (event loop {1000 * self.lag:.1f} ms late at the 99th percentile,"
@@ -111,7 +116,8 @@ class Clients:
         self, asks: Sequence[Ask], *, concurrency: int | None = None, wave: bool = False, bar: "Bar | None" = None
     ) -> Round:
         """Send these requests and wait for all answers. Raises StartError if a client ends."""
-        many = min(len(self._processes), concurrency or len(asks), len(asks))
+        # A wave ends when all of it has, which only one process can know.
+        many = 1 if wave else min(len(self._processes), concurrency or len(asks), len(asks))
         for number, process in enumerate(self._processes[:many]):
             assert process.stdin
             for ask in asks[number::many]:
@@ -154,7 +160,6 @@ class Bar:
     """A progress bar on stderr where that is a terminal, and otherwise nothing."""
 
     def __init__(self, total: int, shown: bool = True) -> None:
-        console = Console(stderr=True)
         self._tokens = 0
         self._started = time.perf_counter()
         self._progress = Progress(
@@ -164,8 +169,8 @@ class Bar:
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[rate]}"),
-            console=console,
-            disable=not (shown and console.is_terminal),
+            console=Console(stderr=True),
+            disable=not (shown and sys.stderr.isatty()),
             transient=True,
             refresh_per_second=5,
         )
@@ -195,6 +200,7 @@ def health(finished: Sequence[Finished]) -> Health:
         busy=max(one.cpu / max(one.wall, 1e-9) for one in finished),
         lag=max((float(np.percentile(late, 99)) for late in lags if len(late)), default=0.0),
         cpu=sum(one.cpu for one in finished),
+        seconds=max(one.wall for one in finished),
     )
 
 

@@ -47,6 +47,8 @@ def verdict(requests: Sequence[Request], answers: Sequence[Answer], health: Heal
     found = errors(answers)
     for reason, many in list(found.items())[:SHOWN]:
         complain(f"{many} failed: {reason}")
+    if any("vocab" in reason for reason in found):
+        complain("give the number of ids that the model knows as vocab_size=…")
     asked = [
         (len(one.prompt) if isinstance(one.prompt, list) else None, one.output_len * one.n if exact else None)
         for one in requests

@@ -47,7 +47,11 @@ TABLE = [
     Row("toka/api", ("toka.core", "toka.link", "toka.wire", "zmq")),
     Row("toka/jobs", ("toka.core", "toka.link", "toka.wire", "zmq")),
     Row("workers", ("starlette", "uvicorn", "fastapi")),
-    Row("workers", ("flashinfer",), but=("workers/attention/flashinfer_prefill.py", "workers/attention/flashinfer_decode.py")),
+    Row(
+        "workers",
+        ("flashinfer",),
+        but=("workers/attention/flashinfer_prefill.py", "workers/attention/flashinfer_decode.py"),
+    ),
     Row("workers/models", ("zmq", "toka", "workers.link", "workers.loop")),
     Row("workers/layers", ("zmq", "toka", "workers.link", "workers.loop")),
     Row("workers/attention", ("zmq", "toka", "workers.link", "workers.loop")),

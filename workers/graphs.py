@@ -12,9 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from workers.compact import Longs
 from workers.groups import MIN_ROWS, Layout, Shared, Tiles
 from workers.slots import Slots
 
@@ -68,6 +70,7 @@ class Graphs:
                 for shape in ((tiles.most(most) if tiles else 0, 6), 2 * most, most, most)
             )
         )
+        self._replan: Callable[[Tensor, Longs], None] = _nothing
         self._forward: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self._sample: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
 
@@ -75,14 +78,17 @@ class Graphs:
         self,
         forward: Callable[[Tensor, Shared | None], Tensor],
         sample: Callable[[Tensor, Tensor, Tensor, bool], None],
+        replan: Callable[[Tensor, Longs], None],
         progress: Progress,
     ) -> None:
         """Record every graph, the largest first, all in one pool of memory.
 
-        `forward`: int64[D] slots and what they share → [D, hidden]. `sample`: [S, hidden], int64[S] slots, int32[S] for the ids, and
-        whether any row may use top_k, top_p or min_p. Both run twice for each size: first to compile and to allocate,
-        then to be recorded.
+        `forward`: int64[D] slots and what they share → [D, hidden]. `sample`: [S, hidden], int64[S] slots, int32[S] for
+        the ids, and whether any row may use top_k, top_p or min_p. Both run twice for each size: first to compile and
+        to allocate, then to be recorded. `replan` runs before each replay of the former: int64[D] slots, and upper
+        bounds of their lengths on the host, int64[D].
         """
+        self._replan = replan
 
         def run_forward(size: int, shared: bool) -> None:
             self._hidden[:size].copy_(forward(self._rows[:size], self._shared_by(size) if shared else None))
@@ -103,10 +109,11 @@ class Graphs:
         torch.cuda.current_stream().wait_stream(stream)
         progress(len(self._sizes), len(self._sizes))
 
-    def forward(self, rows: Tensor, layout: Layout | None) -> Tensor:
-        """The hidden states of decoding rows: int64[D] slots and what they share → [D, hidden]. Neither may be changed;
-        another of them is another object."""
+    def forward(self, rows: Tensor, bounds: Longs, layout: Layout | None) -> Tensor:
+        """The hidden states of decoding rows: int64[D] slots, their `Batch.bounds` and what they share → [D, hidden].
+        `rows` and `layout` may not be changed; another of them is another object."""
         size = self._place(rows)
+        self._replan(self._rows[:size], np.append(bounds, np.ones(size - len(bounds), np.int64)))
         if layout is not None and layout is not self._laid:
             self._lay(layout, size)
         self._forward[size, layout is not None].replay()
@@ -142,9 +149,13 @@ class Graphs:
         for target, part in zip(to, layout.send(self._upload), strict=True):
             target[: len(part)].copy_(part)
         # Tiles of no rows, and rows that share nothing.
-        for target, part in ((to.tiles, layout.tiles), (to.firsts, layout.firsts), (to.parts, layout.parts)):
-            target[len(part) :].zero_()
+        for target, filled in ((to.tiles, layout.tiles), (to.firsts, layout.firsts), (to.parts, layout.parts)):
+            target[len(filled) :].zero_()
         self._laid = layout
+
+
+def _nothing(rows: Tensor, bounds: Longs) -> None:
+    pass
 
 
 def _record(pool: "_POOL_HANDLE", run: Callable[[], None]) -> torch.cuda.CUDAGraph:

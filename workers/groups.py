@@ -6,6 +6,7 @@ parent. A row's segments are the first of its keys; what is behind them is its o
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -152,7 +153,7 @@ class Groups:
                 size = min(into.rows, len(members) - first)
                 tiles += [
                     (int(slots[members[0]]), done + first, size, int(start), int(end), before + part)
-                    for part, (start, end) in enumerate(zip(cuts, cuts[1:], strict=False))
+                    for part, (start, end) in enumerate(pairwise(cuts))
                 ]
             order.append(members)
             done += len(members)

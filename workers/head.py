@@ -72,12 +72,13 @@ class DeviceHead:
         slots, rows = self._slots, roster.slots
         places = slots.lengths[rows]
         scores = []
-        for part in _slices(len(rows), memory.MAX_LOGITS // self._model.vocab_size):
+        for part in _slices(len(rows), memory.MAX_CHANGED_LOGITS // self._model.vocab_size):
             shape = roster.shape and roster.shape.within(part.start, part.stop)
             asked = roster.asked and roster.asked.within(part.start, part.stop)
-            logits = self._model.logits(hidden[part]).float()
-            raw = None if asked is None else logits[asked.rows].log_softmax(dim=-1)
+            logits = self._model.logits(hidden[part])
+            raw = None if asked is None else logits[asked.rows]
             if shape is not None:
+                logits = logits.float()
                 shape.apply(logits, places[part])
             own, chosen = rows[part], ids[part]
             self._sampler(logits, own, places[part], slots.sampler, chosen, full=not roster.plain)
@@ -85,7 +86,7 @@ class DeviceHead:
             if shape is not None:
                 shape.count(tokens, chosen == NO_TOKEN)
             if asked is not None and raw is not None:
-                scores.append(Scores.of(raw, tokens[asked.rows], asked.width))
+                scores.append(self._sampler.scores(raw, tokens[asked.rows], asked.width))
         return (roster.asked, Scores.joined(scores)) if roster.asked is not None and scores else None
 
 

@@ -16,6 +16,8 @@ MAX_LOGITS = 8 * 2**20
 """Logits (rows × vocabulary) that exist at once while tokens are chosen."""
 MAX_DEVICE_LOGITS = 128 * 2**20
 """The same on a GPU, where nothing but the logits themselves is held while tokens are chosen by the kernels."""
+MAX_CHANGED_LOGITS = 32 * 2**20
+"""The same on a GPU where something changes them first, or log-probabilities are asked for."""
 MAX_GATHERED = 32 * 2**20
 """Bytes of keys and values that the torch attention copies out of the cache at once, unless one row needs more."""
 MAX_QUERIES = 1024

@@ -173,7 +173,7 @@ def _tile_sums(scaled: Tensor) -> Tensor:
     """Σ exp over each tile: float32[S, vocab] → float32[S, tiles]."""
     weights = scaled.exp()
     whole = scaled.shape[1] // TILE
-    sums = weights[:, : whole * TILE].unflatten(1, (whole, TILE)).sum(dim=-1)
+    sums = weights[:, : whole * TILE].view(len(scaled), whole, TILE).sum(dim=-1)
     if whole * TILE == scaled.shape[1]:
         return sums
     return torch.cat((sums, weights[:, whole * TILE :].sum(dim=-1, keepdim=True)), dim=1)

@@ -127,6 +127,7 @@ class _Builder:
         graphs.record(
             forward=lambda rows, shared: step.forward(assemble_decode(rows, slots, None, shared)),
             sample=head.choose,
+            replan=lambda rows, bounds: attention.replan(rows, slots.tables, bounds),
             progress=lambda done, total: progress("graphs", done, total),
         )
         return Step(self.model, attention, slots, self.head(slots, graphs), graphs)

@@ -9,6 +9,7 @@ from torch import Tensor
 from workers import scores
 from workers.attention.base import Attention
 from workers.batch import Batch, Work, assemble, assemble_decode
+from workers.compact import Longs
 from workers.groups import Layout
 from workers.scores import Asked, Outcome, Scores
 from workers.slots import Roster, Slots
@@ -37,8 +38,8 @@ class Decodes(Protocol):
     most: int
     """Rows of the largest."""
 
-    def forward(self, rows: Tensor, layout: Layout | None) -> Tensor:
-        """int64[D] slots and what they share → [D, hidden], which stands until the next call."""
+    def forward(self, rows: Tensor, bounds: Longs, layout: Layout | None) -> Tensor:
+        """int64[D] slots, their `Batch.bounds` and what they share → [D, hidden], which stands until the next call."""
 
 
 class Step:
@@ -65,7 +66,7 @@ class Step:
                 prompts = work.chunks.prompts, work.chunks.prompts.score(self._model, hidden, self._slots.max_slots)
             hidden = hidden[batch.samples]
         elif recorded is not None and 0 < len(roster.host) <= recorded.most:
-            hidden = recorded.forward(roster.slots, work.layout)
+            hidden = recorded.forward(roster.slots, work.bounds, work.layout)
         elif len(roster.host):
             hidden = self.forward(assemble(work, self._slots))
         if not len(roster.host):

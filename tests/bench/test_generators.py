@@ -1,4 +1,4 @@
-"""The load generators as a person runs them: against a server with a pretend worker, and against one that misbehaves."""
+"""The load generators as a person runs them, against a pretend worker and against a server that misbehaves."""
 
 import json
 import os
@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from bench.core import serving
+from bench.core import VOCABULARY, serving
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def generate(program: str, *words: str) -> "subprocess.CompletedProcess[str]":
-    """Run bench/`program`.py."""
+    """Run bench/`program`.py. A pretend worker knows fewer ids than the tokenizer beside it."""
+    words = words if "--help" in words else (*words, f"vocab_size={VOCABULARY}")
     command = [sys.executable, str(ROOT / "bench" / f"{program}.py"), *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": ""})
 

@@ -134,9 +134,10 @@ def test_counts_are_checked() -> None:
 )
 def test_a_client_that_was_the_bottleneck_says_so(busy: float, lag: float, warned: bool) -> None:
     """Its event loop late by more than 5 ms at the 99th percentile, or its CPU busy for more than 90 %."""
-    warning = Health(clients=1, busy=busy, lag=lag, cpu=1.0).warning
+    warning = Health(clients=1, busy=busy, lag=lag, cpu=1.0, seconds=1.0).warning
     assert (warning is not None) == warned
     assert warning is None or "num_clients=2" in warning
+    assert Health(clients=1, busy=busy, lag=lag, cpu=1.0, seconds=0.1).warning is None  # too short to tell
 
 
 def test_lines_have_the_form_that_scrapers_read() -> None:

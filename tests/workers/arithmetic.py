@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from toka.wire import Admit, Sampling, pack
 from workers.attention.base import Attention
 from workers.batch import Batch
+from workers.compact import Longs
 from workers.head import TorchHead
 from workers.layers.rope import Rotation
 from workers.slots import Slots
@@ -45,6 +46,9 @@ class Sums:
 
     def plan(self, batch: Batch) -> None:
         self.batch = batch
+
+    def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
+        """See `Half.replan`: it is never recorded."""
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, layer: int) -> Tensor:
         batch = self.batch

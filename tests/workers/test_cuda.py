@@ -35,11 +35,11 @@ def test_the_logits_of_the_cpu(name: str, tmp_path: Path) -> None:
 
 def test_the_noise_of_the_cpu() -> None:
     """Word for word."""
-    rows = [torch.tensor(MIXED[name]) for name in ("seed", "choice", "position")]
-    rows.append(torch.arange(len(rows[0])) * 512)
+    seed, choice, position = (torch.tensor(MIXED[name]) for name in ("seed", "choice", "position"))
+    first = torch.arange(len(seed)) * 512
     for lane in (noise.TOKENS, noise.TILES):
-        want = noise.words_numpy(*(row.numpy() for row in rows), 1003, lane)
-        got = noise.words_torch(*(row.to(CUDA) for row in rows), 1003, lane)
+        want = noise.words_numpy(seed.numpy(), choice.numpy(), position.numpy(), first.numpy(), 1003, lane)
+        got = noise.words_torch(seed.to(CUDA), choice.to(CUDA), position.to(CUDA), first.to(CUDA), 1003, lane)
         assert got.cpu().tolist() == want.tolist()
 
 

@@ -16,7 +16,7 @@ from workers.start import start
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-BACKENDS = ("triton", "torch")
+BACKENDS = ("auto", "triton", "torch")
 KINDS = (
     Sampling(temperature=0.0),
     Sampling(temperature=1.0),

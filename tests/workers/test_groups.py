@@ -103,7 +103,8 @@ def test_layouts_of_any_groups() -> None:
     """Random families and branches; the number of tiles stays within its bound."""
     for seed in range(50):
         random = Random(seed)
-        groups, prefixes, id = Groups(200, PAGE), {}, 0
+        groups, id = Groups(200, PAGE), 0
+        prefixes: dict[int, int] = {}
         free = list(range(200))
         random.shuffle(free)
         for _ in range(random.randint(1, 4)):
@@ -113,20 +114,17 @@ def test_layouts_of_any_groups() -> None:
             rest = [free.pop() for _ in range(random.choice((0, 3, 9, 30)))]
             if rest:
                 groups.apply([], np.array([[slot, family] for slot in rest]))
-            own = dict.fromkeys(rest, blocks)
+            own: dict[int, tuple[int, ...]] = dict.fromkeys(rest, (blocks,))
             for _ in range(random.randint(0, 3)):
                 more = random.randint(1, 200)
                 branch = [free.pop() for _ in range(random.choice((2, 8, 20)))] if len(free) > 40 else []
                 groups.apply([group(id, more, parent=family)], NONE)
                 if branch:
                     groups.apply([], np.array([[slot, id] for slot in branch]))
-                own |= dict.fromkeys(branch, (blocks, more) if len(branch) >= 8 else blocks)  # type: ignore[arg-type]
+                own |= dict.fromkeys(branch, (blocks, more) if len(branch) >= 8 else (blocks,))
                 id += 1
             if len(own) >= 8:
-                prefixes |= {
-                    slot: PAGE * (sum(size) if isinstance(size, tuple) else size)  # type: ignore[arg-type]
-                    for slot, size in own.items()
-                }
+                prefixes |= {slot: PAGE * sum(size) for slot, size in own.items()}
         slots = list(range(200))
         random.shuffle(slots)
         into = Tiles(random.choice((1, 8, 32)), random.choice((1, 5, 60)))
@@ -142,7 +140,7 @@ def test_layouts_of_any_groups() -> None:
     ("groups", "moved"),
     [([group(1, 2, parent=0)], NONE), ([], members(g7=[1])), ([], np.array([[64, -1]]))],
 )
-def test_groups_that_make_no_sense_are_refused(groups: list[Group], moved: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_groups_that_make_no_sense_are_refused(groups: list[Group], moved: np.ndarray) -> None:
     """A parent, a group or a slot that is not there."""
     with pytest.raises(BadGroup):
         Groups(64, PAGE).apply(groups, moved)

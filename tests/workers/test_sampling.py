@@ -322,13 +322,13 @@ def test_the_races_are_what_they_are_said_to_be() -> None:
     got = sample(scores, parameters).tolist()
     for row, token in enumerate(got):
         z = (scores[row].double() - scores[row].double().max()) / parameters.temperature[row].double()
-        own = [getattr(parameters, name)[row : row + 1].numpy() for name in ("seed", "choice", "position")]
-        first = np.zeros(1, np.int64)
+        own = parameters.pick(slice(row, row + 1))
+        place = own.seed.numpy(), own.choice.numpy(), own.position.numpy(), np.zeros(1, np.int64)
         gumbels = []
         for lane, count in ((noise.TILES, 4), (noise.TOKENS, 1700)):
-            words = noise.words_numpy(*own, first, count, lane)[0].astype(np.float64)
+            words = noise.words_numpy(*place, count, lane)[0].astype(np.float64)
             gumbels.append(-np.log(-np.log1p(-(words + 0.5) / 2**32)))
-        sums = np.array([float(part.logsumexp(0)) for part in z.split(sampling.TILE)])
+        sums = np.array([float(part.logsumexp(0)) for part in torch.split(z, sampling.TILE)])
         tile = int((sums + gumbels[0]).argmax())
         part = slice(tile * sampling.TILE, (tile + 1) * sampling.TILE)
         assert token == part.start + int((z.numpy()[part] + gumbels[1][part]).argmax())

@@ -5,6 +5,7 @@ from typing import Protocol
 from torch import Tensor
 
 from workers.batch import Batch
+from workers.compact import Longs
 from workers.groups import Tiles
 from workers.layers.rope import Rotation
 
@@ -14,7 +15,7 @@ class Attention(Protocol):
 
     @property
     def recordable(self) -> bool:
-        """Decoding rows are planned and run on the device alone, so that a CUDA graph of it serves any lengths."""
+        """Decoding may be recorded as a CUDA graph and replayed for any lengths, each time after `replan`."""
 
     @property
     def tiles(self) -> Tiles | None:
@@ -22,6 +23,9 @@ class Attention(Protocol):
 
     def plan(self, batch: Batch) -> None:
         """Once a step, before the first `run`: what all layers share."""
+
+    def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
+        """See `Half.replan`."""
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, layer: int) -> Tensor:
         """Rotate queries and keys, write keys and values, then let each token attend to its row up to itself.
@@ -37,10 +41,14 @@ class Half(Protocol):
 
     @property
     def recordable(self) -> bool:
-        """Planned and run on the device alone, so that a CUDA graph of it serves any lengths."""
+        """Its decoding may be recorded as a CUDA graph and replayed for any lengths, each time after `replan`."""
 
     def plan(self, batch: Batch) -> None:
         """Once a step that has tokens of this half, before the first `run`: what all layers share."""
+
+    def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
+        """Before a recorded batch of D rows is replayed, what the recording could not know: int64[D] slots,
+        int32[slots, blocks], and int64[D] lengths on the host, upper bounds; 1 for rows that pad."""
 
     def run(self, q: Tensor, layer: int, out: Tensor) -> None:
         """Let each token attend to its row up to itself. q, out: [tokens of this half, num_heads, head_dim], q

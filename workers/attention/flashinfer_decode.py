@@ -22,8 +22,7 @@ class FlashInferDecode:
     """See `Half`. Recorded batches have at most `max_rows` rows, any number of them. Raises ValueError where FlashInfer
     is not `usable`."""
 
-    recordable = False
-    """Not without `replan`."""
+    recordable = True
 
     def __init__(self, cache: KVCache, num_heads: int, max_rows: int) -> None:
         layer = cache.layers[0]
@@ -65,8 +64,7 @@ class FlashInferDecode:
         self._now.run(q, self._cache.layers[layer], out=out)
 
     def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
-        """Before the replay of a recorded batch, what `plan` could not know: int64[D] slots, int32[slots, blocks], and
-        int64[D] lengths on the host, 1 for rows that pad. Waits where the device has not begun the replay before."""
+        """See `Half.replan`. Waits where the device has not begun the replay before."""
         from flashinfer.decode import fast_decode_plan
 
         recorded = self._recorded[len(rows)]

@@ -108,6 +108,9 @@ class FlashInferPrefill:
         )
         self._read[self._turn].record()
 
+    def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
+        """See `Half.replan`: it is never recorded."""
+
     def run(self, q: Tensor, layer: int, out: Tensor) -> None:
         """See `Half.run`."""
         self._wrappers[self._turn].run(q, self._cache.layers[layer], out=out)

@@ -5,11 +5,11 @@ from torch import Tensor
 
 from workers.attention.triton_decode import TritonDecode
 from workers.batch import Batch
+from workers.compact import Longs
 from workers.groups import Shared, Tiles
 from workers.kernels.prefill import tuning
 from workers.kernels.shared import Segments
 from workers.kvcache import KVCache
-
 
 _PROGRAMS = 2
 """Programs a multiprocessor should have to do for what is shared."""
@@ -36,6 +36,9 @@ class HydragenDecode:
         """See `Half.plan`."""
         self._tables, self._shared = batch.tables, batch.shared
         self._own.plan(batch, None if batch.shared is None else batch.shared.firsts)
+
+    def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
+        """See `Half.replan`: nothing, since all is planned on the device."""
 
     def run(self, q: Tensor, layer: int, out: Tensor) -> None:
         """See `Half.run`."""

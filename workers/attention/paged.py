@@ -6,6 +6,7 @@ from torch import Tensor
 from workers.attention.base import Half
 from workers.attention.hydragen import HydragenDecode
 from workers.batch import Batch
+from workers.compact import Longs
 from workers.kernels.rotate import rotate_and_write
 from workers.kvcache import KVCache
 from workers.layers.rope import Rotation
@@ -33,6 +34,10 @@ class Paged:
             self._prefill.plan(batch)
         if self._prefilled < self._tokens:
             self._decode.plan(batch)
+
+    def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
+        """See `Attention.replan`."""
+        self._decode.replan(rows, tables, bounds)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, layer: int) -> Tensor:
         """See `Attention.run`."""

@@ -4,6 +4,7 @@ recorded once and replayed for any lengths."""
 from torch import Tensor
 
 from workers.batch import Batch
+from workers.compact import Longs
 from workers.kernels.decode import Splits, Tuning, tuning
 from workers.kvcache import KVCache
 
@@ -27,6 +28,9 @@ class TritonDecode:
         """See `Half.plan`. firsts: int32[D], the first key that each decoding row attends to; None: 0."""
         self._tables = batch.tables
         self._splits.list(batch.rows, batch.lengths, len(batch.sizes), firsts)
+
+    def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
+        """See `Half.replan`: nothing, since all is planned on the device."""
 
     def run(self, q: Tensor, layer: int, out: Tensor, lse: Tensor | None = None) -> None:
         """See `Half.run`. lse: float32[D, H], takes each row's log-sum-exp, base 2; −inf where a row has no keys, and

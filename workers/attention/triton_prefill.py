@@ -28,6 +28,9 @@ class TritonPrefill:
         listed = tiles(batch.sizes, batch.ends, self._queries).astype(np.int32)
         self._step = (batch.tables, batch.rows, upload(listed, batch.tables.device))
 
+    def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
+        """See `Half.replan`: it is never recorded."""
+
     def run(self, q: Tensor, layer: int, out: Tensor) -> None:
         """See `Half.run`."""
         assert self._step is not None, "plan comes first"

@@ -186,7 +186,7 @@ class Sampler:
 
 
 @triton.jit
-def _tiles(  # type: ignore[no-untyped-def]  # Triton's own types
+def _tiles(
     logits_ptr,
     stride,
     rows_ptr,
@@ -246,14 +246,14 @@ def _tiles(  # type: ignore[no-untyped-def]  # Triton's own types
 
 
 @triton.jit
-def _weigh(x, high, scale):  # type: ignore[no-untyped-def]  # Triton's own types
+def _weigh(x, high, scale):
     """Σ exp((x − high) · scale) of each row of a block; 0 where all is −∞."""
     base = tl.where(high == float("-inf"), 0.0, high)
     return tl.sum(tl.exp((x - base[:, None]) * scale), 1)
 
 
 @triton.jit
-def _rows(  # type: ignore[no-untyped-def]  # Triton's own types
+def _rows(
     logits_ptr,
     stride,
     rows_ptr,
@@ -324,7 +324,7 @@ def _rows(  # type: ignore[no-untyped-def]  # Triton's own types
 
 
 @triton.jit
-def _gumbels(seed, first, position, choice, LANE: tl.constexpr, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gumbels(seed, first, position, choice, LANE: tl.constexpr, COUNT: tl.constexpr):
     """−log of the exponential noise of COUNT tokens or tiles, from the counter `first` on: see `workers.noise`."""
     counter = (first + tl.arange(0, COUNT // 4)).to(tl.uint32)
     zero = counter * 0
@@ -340,7 +340,7 @@ def _gumbels(seed, first, position, choice, LANE: tl.constexpr, COUNT: tl.conste
 
 
 @triton.jit
-def _floors(  # type: ignore[no-untyped-def]  # Triton's own types
+def _floors(
     logits_ptr,
     stride,
     rows_ptr,
@@ -418,7 +418,7 @@ def _floors(  # type: ignore[no-untyped-def]  # Triton's own types
 
 
 @triton.jit
-def _search(  # type: ignore[no-untyped-def]  # Triton's own types
+def _search(
     own_ptr,
     list_ptr,
     room_ptr,
@@ -525,7 +525,7 @@ def _search(  # type: ignore[no-untyped-def]  # Triton's own types
 
 
 @triton.jit
-def _list(list_ptr, high, lo, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's own types
+def _list(list_ptr, high, lo, WIDTH: tl.constexpr):
     """Write down which tiles have logits above `lo`, and return how many."""
     some = (high > lo).to(tl.int32)
     # The barriers: others may still read the old list, and all shall find the new one.
@@ -536,7 +536,7 @@ def _list(list_ptr, high, lo, WIDTH: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @triton.jit
-def _listed_logits(own_ptr, list_ptr, start, count, vocab, TILE: tl.constexpr, LISTED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _listed_logits(own_ptr, list_ptr, start, count, vocab, TILE: tl.constexpr, LISTED: tl.constexpr):
     """LISTED tiles of the list, from number `start` on: float32[LISTED · TILE / 8, 8], −∞ behind the end.
 
     Eight neighbours go to one thread, so that what is summed over them takes no exchange.
@@ -550,7 +550,7 @@ def _listed_logits(own_ptr, list_ptr, start, count, vocab, TILE: tl.constexpr, L
 
 
 @triton.jit
-def _sums(  # type: ignore[no-untyped-def]  # Triton's own types
+def _sums(
     own_ptr,
     list_ptr,
     count,
@@ -581,7 +581,7 @@ def _sums(  # type: ignore[no-untyped-def]  # Triton's own types
 
 
 @triton.jit
-def _collect(  # type: ignore[no-untyped-def]  # Triton's own types
+def _collect(
     own_ptr, list_ptr, room_ptr, count, lo, hi, vocab, TILE: tl.constexpr, LISTED: tl.constexpr, ROOM: tl.constexpr
 ):
     """Write the listed tiles' logits above `lo` and up to `hi` into the room as far as it goes; return how many."""
@@ -599,7 +599,7 @@ def _collect(  # type: ignore[no-untyped-def]  # Triton's own types
 
 
 @triton.jit
-def _bisect(values, weights, goal, above, klo, khi):  # type: ignore[no-untyped-def]  # Triton's own types
+def _bisect(values, weights, goal, above, klo, khi):
     """The least of the values, as a key, for which `above` and the weights of all higher ones together are less than
     the goal. It is above the key `klo` and at most `khi`."""
     keys = _key(values).to(tl.int64)
@@ -612,20 +612,20 @@ def _bisect(values, weights, goal, above, klo, khi):  # type: ignore[no-untyped-
 
 
 @triton.jit
-def _log(value):  # type: ignore[no-untyped-def]  # Triton's own types
+def _log(value):
     """The logarithm; −∞ of 0."""
     return tl.where(value > 0, tl.log(tl.where(value > 0, value, 1.0)), float("-inf"))
 
 
 @triton.jit
-def _key(value):  # type: ignore[no-untyped-def]  # Triton's own types
+def _key(value):
     """An int32 for each float32, in the same order; 0 and −0 have one."""
     bits = (value + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def _unkey(key):  # type: ignore[no-untyped-def]  # Triton's own types
+def _unkey(key):
     """The float32 of a key, given in int64."""
     bits = key.to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)

@@ -67,7 +67,7 @@ def expected(scores: Tensor, fields: dict[str, list[Any]]) -> list[int]:
 
 
 @triton.jit
-def _philox(counter_ptr, seed_ptr, out_ptr):  # type: ignore[no-untyped-def]  # Triton's own types
+def _philox(counter_ptr, seed_ptr, out_ptr):  # type: ignore[no-untyped-def]  # values of Triton's own types
     zero = tl.zeros((1,), tl.uint32)
     a, b, c, d = tl.philox(
         tl.load(seed_ptr),
@@ -94,7 +94,7 @@ def test_philox_gives_the_published_words(
     assert tuple(out.tolist()) == expected
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]  # Triton has no types
 def _noise(seed_ptr, choice_ptr, position_ptr, out_ptr, first, LANE: tl.constexpr, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     seed, choice, position = tl.load(seed_ptr + row), tl.load(choice_ptr + row), tl.load(position_ptr + row)
@@ -132,7 +132,7 @@ def test_greedy_rows_take_the_lowest_of_equals(device: torch.device) -> None:
     scores = logits(4, vocab=1700)
     scores[0, [7, 70, 1600]] = 50.0
     scores[1, [600, 1100]] = 50.0
-    fields = {"temperature": [0.0, 9e-6, 5.0, 0.0], "top_k": [0, 0, 1, 7]}
+    fields: dict[str, list[Any]] = {"temperature": [0.0, 9e-6, 5.0, 0.0], "top_k": [0, 0, 1, 7]}
     for full in (False, True):
         assert drawn(scores, fields, device, full=full)[0] == scores.argmax(-1).tolist()
 
@@ -169,19 +169,20 @@ def left(scores: Tensor, fields: dict[str, list[Any]]) -> Tensor:
 
 FILTERS: dict[str, list[Any]] = {
     "temperature": [1.0, 0.5, 1.0, 1.0, 3.0, 1.0, 1.0, 0.7, 1.0, 1.0, 1.0],
-    "top_k": [2, 3, 40, 700, 2000, 0, 0, 0, 50, 3000, 5999],
+    "top_k": [2, 3, 40, 700, 2000, 0, 0, 0, 50, 2500, 2999],
     "top_p": [1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.5, 0.99, 0.8, 0.3, 1.0],
 }
 
 
-@pytest.mark.parametrize("room", [16, 2048])
-@pytest.mark.parametrize("kind", ["flat", "peaked", "sorted", "far"])
+@pytest.mark.parametrize(
+    ("kind", "room"), [("flat", 16), ("flat", 2048), ("peaked", 16), ("sorted", 2048), ("far", 16)]
+)
 def test_the_floors_are_those_of_sorting(
     kind: str, room: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However the logits lie, and however soon the search may end; sums of float32 may err by a token of 6,000."""
+    """However the logits lie, and however soon the search may end; sums of float32 may err by a token of 3,000."""
     monkeypatch.setattr(module, "_ROOM", room)
-    scores = logits(11, vocab=6000)
+    scores = logits(11, vocab=3000)
     scores = {
         "flat": scores / 3,
         "peaked": scores * 2,
@@ -306,7 +307,7 @@ def test_the_shapes_are_checked(device: torch.device) -> None:
 
 
 CUDA = torch.device("cuda")
-real = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+REAL = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 ROWS, VOCAB = 1024, 128_256
 KINDS: list[dict[str, Any]] = [
     {},
@@ -335,7 +336,7 @@ def many(spread: float) -> tuple[Tensor, dict[str, list[Any]]]:
 class TestReal:
     """At the size of a real step."""
 
-    pytestmark = real
+    pytestmark = REAL
 
     def test_tokens_are_those_of_the_cpu(self, spread: float) -> None:
         """All but near-ties: the last bits of a race, or the last token of a nucleus by a sum of float32."""

@@ -94,7 +94,7 @@ def test_what_is_shared_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPat
     blocks = list(range(8))
     with torch.inference_mode():
         driver = Driver(slots, step)
-        first = driver._admit(0, Ask(common + [1, 2], 9), [*blocks, 8, 9])
+        first = driver._admit(0, Ask([*common, 1, 2], 9), [*blocks, 8, 9])
         run(slots, step, admits=[first], chunks=pack([0, 0, len(common) + 2]))
         others, chunks = [], []
         for slot in range(1, 10):
