@@ -51,6 +51,10 @@ class Loop:
         self._step = step
         self._outbox = outbox
         self._pending: deque[Pending] = deque()
+        self.steps = 0
+        """Steps that have been answered."""
+        self.busy = self.idle = 0.0
+        """Seconds the device worked on them, and stood idle between them."""
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -79,6 +83,7 @@ class Loop:
 
     def _say(self, pending: Pending) -> None:
         done = pending.result()
+        self.steps, self.busy, self.idle = self.steps + 1, self.busy + done.busy, self.idle + done.gap
         self._wire.say(
             Tokens(
                 epoch=self._wire.epoch,

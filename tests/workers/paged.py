@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from workers import weights
-from workers.attention.paged_torch import PagedTorch
+from workers.attention.select import select
 from workers.batch import Batch
 from workers.kvcache import KVCache
 from workers.models.config import ModelConfig
@@ -81,11 +81,13 @@ class Pages:
 class Runner:
     """A model over pages, on the model's device."""
 
-    def __init__(self, model: Decoder, num_blocks: int = 64, page_size: int = 4, seed: int = 0) -> None:
+    def __init__(
+        self, model: Decoder, num_blocks: int = 64, page_size: int = 4, seed: int = 0, attention: str = "torch"
+    ) -> None:
         self.model = model
         self.pages = Pages(num_blocks, page_size, seed)
         self.cache = KVCache(model.config, num_blocks, page_size, model.head_VC.dtype, model.head_VC.device)
-        self.attention = PagedTorch(self.cache)
+        self.attention = select(attention, self.cache, model.config, max_rows=64, hydragen=False)
 
     @torch.inference_mode()
     def step(self, chunks: Mapping[str, Sequence[int]], decodes: Mapping[str, int] | None = None) -> Tensor:
