@@ -89,5 +89,5 @@ def save(name: str, folder: Path, **options: Any) -> PreTrainedModel:
 @torch.no_grad()
 def logits(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
     """float32[len(tokens), vocab]."""
-    result: Tensor = model(torch.tensor([list(tokens)])).logits[0]
+    result: Tensor = model(torch.tensor([list(tokens)], device=model.device)).logits[0]
     return result
