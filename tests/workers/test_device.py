@@ -96,7 +96,7 @@ def test_rounding_in_bfloat16_is_that_of_transformers(name: str, attention: str,
     tokens = [[random.randrange(131) for _ in range(250)] for _ in range(8)]
     model = oracle.save(name, tmp_path)
     exact = [oracle.logits(model, row).log_softmax(-1) for row in tokens]
-    half = model.bfloat16().cuda()
+    half = torch.nn.Module.cuda(model.bfloat16())
     theirs = torch.stack([oracle.logits(half, row).float().log_softmax(-1).cpu() for row in tokens])
     runner = paged.Runner(paged.load(tmp_path, torch.bfloat16, CUDA), num_blocks=600, attention=attention)
     prompts = runner.step({str(row): own[:125] for row, own in enumerate(tokens)}).view(8, 125, -1)
