@@ -19,6 +19,8 @@ Progress = Callable[[str, int, int], None]
 """Called with the phase, what is done of it and what it is in all."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MODES = ("raw", "processed")
+"""What sampled tokens may be scored by."""
 _WARM_TOKENS = 32
 """Tokens of the warm-up on a CPU: enough to touch every kernel once, few enough not to be waited for."""
 
@@ -41,6 +43,8 @@ def start(welcome: Welcome, device: torch.device, progress: Progress) -> Started
     memory was too bold."""
     if welcome.dtype not in DTYPES:
         raise WorkerError(f"dtype {welcome.dtype!r} is not supported. Supported: {', '.join(DTYPES)}")
+    if welcome.logprobs_mode not in MODES:
+        raise WorkerError(f"logprobs_mode {welcome.logprobs_mode!r} is not supported. Supported: {', '.join(MODES)}")
     dtype = DTYPES[welcome.dtype]
     folder = Path(welcome.model)
     config = ModelConfig.load(folder)
@@ -62,7 +66,7 @@ def start(welcome: Welcome, device: torch.device, progress: Progress) -> Started
     cache = KVCache(config, num_blocks, welcome.page_size, dtype, device)
     max_blocks = min(-(-length // welcome.page_size), num_blocks)
     slots = Slots(welcome.max_slots, max_blocks, num_blocks, welcome.page_size, device, config.vocab_size)
-    step = Step(model, PagedTorch(cache), slots)
+    step = Step(model, PagedTorch(cache), slots, processed=welcome.logprobs_mode == "processed")
     _warm_up(step, welcome, length, device, progress)
     return Started(slots, step, num_blocks, config.max_model_len, config.vocab_size)
 

@@ -24,8 +24,10 @@ class Model(scores.Model, Protocol):
 class Step:
     """Runs steps of one model over one set of slots, all in the order of the calls."""
 
-    def __init__(self, model: Model, attention: Attention, slots: Slots) -> None:
+    def __init__(self, model: Model, attention: Attention, slots: Slots, *, processed: bool = False) -> None:
+        """`processed`: tokens are scored by what they were drawn from, not by the model's logits."""
         self._model = model
+        self._processed = processed
         self._attention = attention
         self._slots = slots
 
@@ -45,7 +47,12 @@ class Step:
         # A token's place in the noise is the number of tokens before it, which preemption does not change.
         parameters = roster.sampling(work.batch.positions[work.batch.samples] + 1)
         ids, scored = choose(
-            self._model, _sampled(hidden, work.batch), parameters, shape=roster.shape, asked=roster.asked
+            self._model,
+            _sampled(hidden, work.batch),
+            parameters,
+            shape=roster.shape,
+            asked=roster.asked,
+            processed=self._processed,
         )
         own = roster.slots
         dead = slots.dead[own]
