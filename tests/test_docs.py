@@ -11,12 +11,13 @@ import pytest
 from msgspec import Struct
 
 from toka import cli
+from toka.api.fields import IGNORED
 from toka.config import Config, load
 from toka.options import from_words, options, shown_value
 from toka.sim.command import Simulate
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ["README.md", "CONTRIBUTING.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/api.md", "docs/contract.md"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TOOLS = {"pip", "curl", "tox", "ruff", "mypy", "pytest"}
 """Commands that are not ours."""
@@ -48,6 +49,34 @@ def test_the_endpoints_are_the_routes() -> None:
     routes = re.findall(r'Route\("([^":]+)(?::path)?(}?)"', text("toka/api/app.py"))
     shown = re.findall(r"`(/[^`]+)`", text("README.md").partition("Endpoints: ")[2].partition("\n\n")[0])
     assert shown == ["".join(route) for route in routes]
+
+
+def test_the_fields_without_effect_are_listed() -> None:
+    """All of them, and no others (W-CHAT-23)."""
+    shown = text("docs/api.md").partition("compares this list with the code. -->")[2].partition("\n\n")[0]
+    assert re.findall(r"`(\w+)`", shown) == sorted(IGNORED)
+
+
+def statements() -> tuple[list[str], list[str]]:
+    """The statements of the client contract that hold, and those that do not yet, as tests are named for them."""
+    held, _, rest = text("docs/contract.md").partition("## Not there yet")
+    named = [re.findall(r"^- \*\*W-([A-Z]+)-(\d+)\*\*", part, re.MULTILINE) for part in (held, rest)]
+    held_names, missing_names = ([f"test_w_{kind.lower()}_{number}" for kind, number in part] for part in named)
+    return held_names, missing_names
+
+
+def named_tests() -> set[str]:
+    """The beginnings of all tests that are named for a statement."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")]
+    return {name for source in sources for name in re.findall(r"def (test_w_[a-z]+_\d+)(?![0-9])", source)}
+
+
+def test_every_statement_of_the_contract_is_tested() -> None:
+    """What is said to hold has a test of its name, every test so named has its statement, and none is said twice."""
+    held, missing = statements()
+    assert len(held) > 70
+    assert len({*held, *missing}) == len(held) + len(missing)
+    assert named_tests() == set(held)
 
 
 @pytest.mark.parametrize("command", commands())
@@ -91,7 +120,7 @@ def check_toka(words: list[str]) -> None:
 def test_links_within_the_project_lead_somewhere(name: str) -> None:
     """Files that are linked exist."""
     links = re.findall(r"\]\(([^)#:]+)\)", text(name))
-    assert [link for link in links if not (ROOT / link).exists()] == []
+    assert [link for link in links if not (ROOT / name).parent.joinpath(link).exists()] == []
 
 
 def test_console_scripts_exist() -> None:

@@ -20,7 +20,7 @@ from toka.request import Delta, Request, Sampling
 from toka.sim.loopback import Loopback
 from toka.sim.worker import pretend_tokens
 from toka.text.tokenizer import Tokenizer
-from toka.wire import Failed, Loading, Tokens
+from toka.wire import Failed, Hello, Loading, Tokens
 
 PROMPT = list(b"Tell me about rivers.")
 
@@ -226,6 +226,26 @@ async def test_what_cannot_be_served_is_refused_at_the_door(
         assert engine.info()["requests_open"] == 0
 
 
+async def test_w_err_5_clamp_takes_what_is_left_after_each_prompt(folder: Path) -> None:
+    """Prompts of one request have answers of different lengths: the room of each, and never more than asked for."""
+    prompts = [[1] * 2040, PROMPT, [2] * 2030]
+    async with served(folder) as (engine, _):
+        client = Client()
+        engine.submit(request(prompts=prompts, max_tokens=12, clamp=True), client)
+        await client.ended(3)
+        assert [client.last(index).tokens for index in range(3)] == [8, 12, 12]
+        assert {client.last(index).finish_reason for index in range(3)} == {"length"}
+        with pytest.raises(ContextLengthExceeded):
+            engine.submit(request(prompts=[PROMPT, [1] * 2048], max_tokens=12, clamp=True), client)
+
+
+async def test_the_worker_is_told_how_to_score(folder: Path) -> None:
+    """`logprobs_mode` is part of the terms that a worker joins on."""
+    for config in (Config(), Config(logprobs_mode="processed")):
+        engine = Engine(config, ModelFolder.load(folder), Tokenizer.load(folder), Loopback())
+        assert engine.welcome(Hello(version=1), 1, 0, "r", "p").logprobs_mode == config.logprobs_mode
+
+
 async def test_a_context_is_never_more_than_the_cache_holds(folder: Path) -> None:
     """So a request that is taken always fits."""
     async with served(folder, Config(kv_cache_num_tokens=512)) as (engine, _):
@@ -418,13 +438,14 @@ async def test_scores_come_with_the_tokens_they_are_of(folder: Path, stream: boo
         for client in clients:
             await client.ended()
             ids = [id for delta in client.deltas for id in delta.ids]
-            scores = [score for delta in client.deltas for score in delta.scores]
-            prompt = [score for delta in client.deltas for score in delta.prompt_scores]
+            scores = [score for delta in client.deltas if delta.scores for score in delta.scores.tolist()]
+            prompt = [score for delta in client.deltas if delta.prompt_scores for score in delta.prompt_scores.tolist()]
             assert ids == tokens(200)
             assert [score.logprob for score in scores] == [-id / 256 for id in ids]
             assert [score.top for score in scores] == [[(id, -id / 256), (id + 1, -(id + 1) / 256)] for id in ids]
             assert [score.logprob for score in prompt] == [-id / 256 for id in PROMPT[1:]]
-            assert all(len(delta.ids) == len(delta.scores) for delta in client.deltas)
+            assert [score.rank for score in prompt] == [1] * (len(PROMPT) - 1)
+            assert all(len(delta.ids) == len(delta.scores or ()) for delta in client.deltas)
         assert int(str(engine.info()["preemptions_total"])) > 0
 
 
@@ -434,8 +455,11 @@ async def test_an_answer_of_one_token_has_its_prompts_scores(folder: Path) -> No
         client = Client()
         engine.submit(request(max_tokens=1, sampling=Sampling(logprobs=0, prompt_logprobs=0)), client)
         await client.ended()
-        assert [score.logprob for score in client.last().prompt_scores] == [-id / 256 for id in PROMPT[1:]]
-        assert len(client.last().scores) == 1
+        prompt, own = client.last().prompt_scores, client.last().scores
+        assert prompt is not None
+        assert [score.logprob for score in prompt.tolist()] == [-id / 256 for id in PROMPT[1:]]
+        assert own is not None
+        assert len(own) == 1
 
 
 async def test_tokens_wait_for_their_text(folder: Path) -> None:
@@ -464,3 +488,37 @@ async def test_salts_share_no_prefix(folder: Path) -> None:
             await client.ended()
             found.append(generation.cached_tokens)
         assert found == [0, 16, 0]
+
+
+async def test_b80_two_requests_may_have_one_id(folder: Path) -> None:
+    """Each gets its own answer, also when one of them is cancelled; the engine knows requests by themselves."""
+    async with served(folder) as (engine, _):
+        clients = [Client() for _ in range(4)]
+        for number, client in enumerate(clients[:3]):
+            generation = engine.submit(request(id="x", seed=number, stream=number == 1), client)
+        generation.cancel()
+        engine.submit(request(id="x", seed=3), clients[3])
+        for number in (0, 1, 3):
+            await clients[number].ended()
+            assert clients[number].text() == text(tokens(20, seed=number))
+        assert not clients[2].deltas
+
+
+@pytest.mark.parametrize("clamp", [False, True])
+async def test_b78_what_can_never_fit_the_cache_blocks_nobody(folder: Path, clamp: bool) -> None:
+    """A prompt, or a prompt and its answer, beyond the cache is refused or cut at once; those behind it are served."""
+    async with served(folder, Config(kv_cache_num_tokens=512)) as (engine, _):
+        client, outgrown = Client(), Client()
+        with pytest.raises(ContextLengthExceeded):
+            engine.submit(request(prompts=[[1] * 1000], clamp=clamp), Client())
+        if clamp:
+            engine.submit(request(prompts=[[2] * 400], max_tokens=400, clamp=True), outgrown)
+        else:
+            with pytest.raises(ContextLengthExceeded):
+                engine.submit(request(prompts=[[2] * 400], max_tokens=400), outgrown)
+        engine.submit(request(), client)
+        await client.ended()
+        assert client.text() == text(tokens(20))
+        if clamp:
+            await outgrown.ended()
+            assert (outgrown.last().finish_reason, outgrown.last().tokens) == ("length", 112)

@@ -72,13 +72,16 @@ def test_sampling_defaults_are_those_of_the_makers(tmp_path: Path) -> None:
     """What generation_config.json leaves out is as OpenAI has it."""
     folder = generation(write(tmp_path), temperature=0.6, top_k=20, do_sample=True)
     assert ModelFolder.load(folder).generation_defaults == Sampling(temperature=0.6, top_k=20)
+    folder = generation(folder, top_p=0.9, min_p=0.05, repetition_penalty=1.1, do_sample=False)
+    assert ModelFolder.load(folder).generation_defaults == Sampling(top_p=0.9, min_p=0.05, repetition_penalty=1.1)
     assert "'hot' for temperature" in refusal(generation(folder, temperature="hot"))
+    assert "0 for repetition_penalty" in refusal(generation(folder, repetition_penalty=0))
 
 
 def test_what_the_makers_ask_for_in_vain_is_known(tmp_path: Path) -> None:
     """To be said at the start: defaults must not be dropped in silence. Values that ask for nothing are not."""
-    folder = generation(write(tmp_path), repetition_penalty=1.1, min_p=0.0, num_beams=1, typical_p=None)
-    assert ModelFolder.load(folder).unserved_defaults == ("repetition_penalty=1.1",)
+    folder = generation(write(tmp_path), no_repeat_ngram_size=3, eta_cutoff=0.0, num_beams=1, typical_p=None)
+    assert ModelFolder.load(folder).unserved_defaults == ("no_repeat_ngram_size=3",)
 
 
 def test_a_repository_of_the_hub_keeps_its_name(tmp_path: Path) -> None:

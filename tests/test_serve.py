@@ -1,27 +1,34 @@
 """The server's life as its owner sees it: a start that fails early, a start that works, and every way to end."""
 
 import asyncio
+import json
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
-from openai import APIError, OpenAI
+from openai import APIConnectionError, APIError, BadRequestError, InternalServerError, OpenAI
 from starlette.types import Receive, Scope, Send
 
 from bench.server import Server, ServerEnded
 from tests.fakes import write_tiny_model
 from toka.config import Config
 from toka.errors import ConfigError, StartError
+from toka.http import Http
 from toka.model import ModelFolder
-from toka.serve import Http, _answering, _reason, banner, listen, model_names
+from toka.serve import _answering, _reason, banner, listen, model_names
 
 LONG = 800
 """Tokens of an answer that is still running when something happens to it."""
@@ -46,6 +53,39 @@ def long_answer(openai: OpenAI) -> Iterator[str | None]:
     return (chunk.choices[0].finish_reason for chunk in stream)
 
 
+def whole_answer(openai: OpenAI) -> int:
+    """Tokens of an answer that is not streamed."""
+    answer = openai.completions.create(
+        model="tiny", prompt="so", max_tokens=LONG, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert answer.usage
+    return answer.usage.completion_tokens
+
+
+def get(server: Server, path: str) -> Any:
+    with urllib.request.urlopen(server.url + path, timeout=10) as answer:
+        return json.load(answer)
+
+
+def gone(server: Server, path: str) -> bool:
+    """Whether a path answers 503, or nobody listens."""
+    try:
+        with urllib.request.urlopen(server.url + path, timeout=10):
+            return False
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code == 503
+    except OSError:
+        return True
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
 def worker_pid(server: Server) -> int:
     found = re.search(r"joins: pid (\d+)", server.log)
     assert found
@@ -56,12 +96,24 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_sigterm_lets_running_requests_end(tiny: Path) -> None:
-    """The answer that was on its way arrives whole, the worker leaves, and the exit code is 0."""
-    with Server(f"model={tiny}", "kv_cache_num_tokens=4096") as server, client(server) as openai:
+def test_b89_sigterm_lets_running_requests_end(tiny: Path) -> None:
+    """Answers that were on their way arrive whole, streamed or not; meanwhile nothing new is taken and /health says
+    so; the worker leaves, and the exit code is 0."""
+    with (
+        Server(f"model={tiny}", "kv_cache_num_tokens=4096") as server,
+        client(server) as openai,
+        ThreadPoolExecutor() as threads,
+    ):
+        whole = threads.submit(whole_answer, openai)
         running = long_answer(openai)
+        until(lambda: get(server, "/server_info")["requests_open"] == 2)
         server.process.send_signal(signal.SIGTERM)
+        _wait_for(server, "once more ends at once")
+        assert gone(server, "/health")
+        with pytest.raises((InternalServerError, APIConnectionError)):
+            openai.completions.create(model="tiny", prompt="late", max_tokens=1)
         assert list(running)[-1] == "length"
+        assert whole.result(60) == LONG
         assert server.wait() == 0
         assert not alive(worker_pid(server))
         assert "Traceback" not in server.log
@@ -74,22 +126,79 @@ def test_the_second_signal_ends_at_once(tiny: Path) -> None:
         server.process.send_signal(signal.SIGINT)
         _wait_for(server, "once more ends at once")
         server.process.send_signal(signal.SIGINT)
+        again = time.monotonic()
         with pytest.raises(APIError, match="stopping"):
             list(running)
         assert server.wait() == 0
+        assert time.monotonic() - again < 5
         assert not alive(worker_pid(server))
 
 
-def test_a_worker_that_dies_ends_the_server(tiny: Path) -> None:
-    """Whoever waits gets an error, the last line says what happened, and the exit code is 1."""
-    with Server(f"model={tiny}", "kv_cache_num_tokens=4096") as server, client(server) as openai:
+def test_b76_a_worker_that_dies_ends_the_server(tiny: Path) -> None:
+    """Whoever waits gets an error within seconds, streamed or not, nobody is taken any more, the last line says what
+    happened, and the exit code is 1."""
+    with (
+        Server(f"model={tiny}", "kv_cache_num_tokens=4096") as server,
+        client(server) as openai,
+        ThreadPoolExecutor() as threads,
+    ):
+        whole = threads.submit(whole_answer, openai)
         running = long_answer(openai)
+        until(lambda: get(server, "/server_info")["requests_open"] == 2)
         os.kill(worker_pid(server), signal.SIGKILL)
+        killed = time.monotonic()
         with pytest.raises(APIError, match="worker"):
             list(running)
+        with pytest.raises((InternalServerError, APIConnectionError)):
+            whole.result(60)
+        assert time.monotonic() - killed < 10
+        with pytest.raises((InternalServerError, APIConnectionError)):
+            openai.completions.create(model="tiny", prompt="late", max_tokens=1)
+        assert gone(server, "/health")
         assert server.wait() == 1
         assert server.log.splitlines()[-1].startswith("toka: the worker was killed by SIGKILL")
         assert "Traceback" not in server.log
+
+
+def test_b81_a_model_without_a_chat_template_completes_and_does_not_chat(tiny: Path, tmp_path: Path) -> None:
+    """It starts with a warning; a chat is refused with a message that says what is missing."""
+    folder = Path(shutil.copytree(tiny, tmp_path / "plain"))
+    (folder / "chat_template.jinja").unlink()
+    with Server(f"model={folder}", "kv_cache_num_tokens=4096") as server, client(server) as openai:
+        assert "has no chat template" in server.log
+        assert openai.completions.create(model="plain", prompt="go", max_tokens=3).usage
+        with pytest.raises(BadRequestError, match="chat template"):
+            openai.chat.completions.create(model="plain", messages=[{"role": "user", "content": "go"}])
+
+
+def cut(file: Path, size: int) -> None:
+    with file.open("r+b") as opened:
+        opened.truncate(size)
+
+
+SPOILT: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "weights cut short": ("model.safetensors", lambda file: cut(file, file.stat().st_size - 100_000)),
+    "a header of 2**64 bytes": (
+        "model.safetensors",
+        lambda file: file.write_bytes(b"\xff" * 8 + file.read_bytes()[8:]),
+    ),
+    "a config that is no JSON": ("config.json", lambda file: file.write_text("{")),
+    "a tokenizer that is no JSON": ("tokenizer.json", lambda file: file.write_text("[1,")),
+}
+
+
+@pytest.mark.parametrize("damage", list(SPOILT))
+def test_b83_a_spoilt_model_folder_is_refused_at_the_start(tiny: Path, tmp_path: Path, damage: str) -> None:
+    """An exit code other than 0, and a line that names the file. Each kind of damage to weights: see test_weights."""
+    name, spoil = SPOILT[damage]
+    folder = Path(shutil.copytree(tiny, tmp_path / "spoilt"))
+    spoil(folder / name)
+    server = Server(f"model={folder}", "kv_cache_num_tokens=4096")
+    with pytest.raises(ServerEnded) as ended, server:
+        pass
+    assert server.process.returncode not in (0, None)
+    assert name in str(ended.value).splitlines()[-1]
+    assert "Traceback" not in str(ended.value)
 
 
 def test_a_worker_started_by_hand_joins(tiny: Path) -> None:

@@ -47,7 +47,12 @@ PLAN = wire.Plan(
 )
 
 LOGPROBS = wire.Logprobs(
-    rows=wire.pack([0]), chosen=b"\0\0\x80\xbf", width=1, ids=wire.pack([7]), values=b"\0\0\x80\xbf"
+    rows=wire.pack([0]),
+    chosen=b"\0\0\x80\xbf",
+    width=1,
+    ids=wire.pack([7]),
+    values=b"\0\0\x80\xbf",
+    ranks=wire.pack([2]),
 )
 
 GOLDEN: dict[str, tuple[wire.Message, str]] = {
@@ -74,9 +79,10 @@ GOLDEN: dict[str, tuple[wire.Message, str]] = {
             attention="auto",
             cuda_graphs=True,
             hydragen=False,
+            logprobs_mode="processed",
         ),
-        "dc0012a777656c636f6d650100a76970633a2f2f72a76970633a2f2f70a22f6da7666c6f61743332a46175746f10cd0400"
-        "cd2000cd080000cb3feccccccccccccd10a46175746fc3c2",
+        "dc0013a777656c636f6d650100a76970633a2f2f72a76970633a2f2f70a22f6da7666c6f61743332a46175746f10cd0400"
+        "cd2000cd080000cb3feccccccccccccd10a46175746fc3c2a970726f636573736564",
     ),
     "refused": (wire.Refused(reason="no"), "92a772656675736564a26e6f"),
     "attached": (wire.Attached(epoch=1, rank=0), "93a861747461636865640100"),
@@ -99,9 +105,9 @@ GOLDEN: dict[str, tuple[wire.Message, str]] = {
             logprobs=LOGPROBS,
             prompts=[(0, LOGPROBS)],
         ),
-        "99a6746f6b656e730102c40807000000ffffffffc400cb3fd0000000000000cb000000000000000095c4040000"
-        "0000c404000080bf01c40407000000c404000080bf91920095c40400000000c404000080bf01c40407000000c4"
-        "04000080bf",
+        "99a6746f6b656e730102c40807000000ffffffffc400cb3fd0000000000000cb000000000000000096c4040000"
+        "0000c404000080bf01c40407000000c404000080bfc4040200000091920096c40400000000c404000080bf01c4"
+        "0407000000c404000080bfc40402000000",
     ),
     "agreed": (wire.Agreed(epoch=1, num_blocks=100), "93a66167726565640164"),
     "plan": (
@@ -149,6 +155,30 @@ def test_tokens_from_before_there_were_scores_are_read() -> None:
         bytes.fromhex("97a6746f6b656e730102c40807000000ffffffffc400cb3fd0000000000000cb0000000000000000")
     )
     assert old == wire.Tokens(epoch=1, step=2, ids=wire.pack([7, -1]), busy=0.25)
+
+
+def test_scores_from_before_there_were_ranks_are_read() -> None:
+    """They say nothing of ranks."""
+    old = wire.decode_to_engine(
+        bytes.fromhex(
+            "98a6746f6b656e730102c40400000000c400cb0000000000000000cb000000000000000095c40400000000c404000080bf01"
+            "c40407000000c404000080bf"
+        )
+    )
+    assert isinstance(old, wire.Tokens)
+    assert old.logprobs == msgspec.structs.replace(LOGPROBS, ranks=b"")
+
+
+def test_a_welcome_from_before_logprobs_mode_is_read() -> None:
+    """Such an engine means the model's logits."""
+    old = wire.decode_to_worker(
+        bytes.fromhex(
+            "9fa777656c636f6d650100a76970633a2f2f72a76970633a2f2f70a22f6da7666c6f61743332a46175746f10cd0400cd2000"
+            "cd080000cb3feccccccccccccd10"
+        )
+    )
+    assert isinstance(old, wire.Welcome)
+    assert old.logprobs_mode == "raw"
 
 
 def test_an_old_reader_reads_a_longer_message() -> None:

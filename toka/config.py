@@ -99,12 +99,26 @@ class Config(Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="seconds without a sign of life after which a worker is lost")
     ] = 30.0
     max_n: Annotated[int, Meta(ge=1, description="largest n of a request")] = 128
+    stream_interval: Annotated[
+        int,
+        Meta(ge=1, description="tokens in a chunk of a stream, where a request does not say; the first comes at once"),
+    ] = 1
     max_logprobs: Annotated[
         int, Meta(ge=0, le=1000, description="largest logprobs, top_logprobs and prompt_logprobs of a request")
     ] = 20
+    logprobs_mode: Annotated[
+        Literal["raw", "processed"],
+        Meta(
+            description="log-probabilities of sampled tokens: raw: by the model's logits; processed: by what the token "
+            "was drawn from, after logit_bias, penalties, masks, temperature, top_k, top_p and min_p"
+        ),
+    ] = "raw"
     max_tokens_overflow: Annotated[
         Literal["error", "clamp"], Meta(description="max_tokens that does not fit behind the prompt: error or clamp")
     ] = "error"
+    trust_request_chat_template: Annotated[
+        bool, Meta(description="take a chat_template from a request: it is code, sandboxed, that may run for long")
+    ] = False
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body in bytes")] = 32 * 1024 * 1024
     log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="how much to log")] = "info"
 

@@ -130,6 +130,7 @@ class Engine:
         stops = () if request.ignore_eos else self._folder.eos_ids
         stops += tuple(id for id in request.stop_ids if id not in stops)
         scored = sampling.logprobs >= 0 or sampling.prompt_logprobs >= 0
+        tokenizer = self._tokenizer if request.skip_special else self._tokenizer.spelled
         watched = request.stream or bool(request.stop) or scored or len(stops) > MAX_STOP_IDS
         for index, prompt in enumerate(request.prompts):
             ids = np.array(prompt, dtype=np.int32)
@@ -147,8 +148,8 @@ class Engine:
                     choice=index * request.n + sample,
                     sampling=sampling,
                 )
-                output = TextOutput(self._tokenizer) if watched else None
-                choice = Choice(generation, sequence.choice, sequence, output, request)
+                output = TextOutput(tokenizer) if watched else None
+                choice = Choice(generation, sequence.choice, sequence, output, request, tokenizer)
                 sequence.owner = choice
                 generation.add(choice)
         for choice in generation.choices:
@@ -240,6 +241,7 @@ class Engine:
             attention=config.attention_backend,
             cuda_graphs=config.use_cudagraphs,
             hydragen=config.use_hydragen,
+            logprobs_mode=config.logprobs_mode,
         )
 
     def heard(self, message: ToEngine) -> None:
@@ -326,6 +328,8 @@ class Engine:
             raise BadRequest("A prompt has a token id outside the vocabulary.", param="prompt", code="invalid_value")
         room = self._max_model_len - len(prompt)
         limit = room if request.max_tokens is None else request.max_tokens
+        if request.clamp:
+            limit = min(limit, room)
         if request.max_tokens is not None and request.max_tokens < 1:
             raise BadRequest(
                 "At least one token must be asked for.", param="max_tokens", code="integer_below_min_value"
@@ -398,16 +402,19 @@ class Engine:
         batch, self._progress = self._progress, []
         told: dict[Generation, None] = {}
         for progress in batch:
-            for sequence, scores in progress.scored:
+            for sequence, sent in progress.scored:
                 choice = sequence.owner
                 assert isinstance(choice, Choice)
-                choice.score_prompt(scores)
-            for sequence, token, end, score in progress.news:
+                choice.score_prompt(sent)
+            for sequence, token, end, scored in progress.news:
                 choice = sequence.owner
                 assert isinstance(choice, Choice)
                 if choice.over:
                     continue
-                delta, stopped = choice.token(token, end, score)
+                if scored >= 0:
+                    assert progress.logprobs is not None
+                    choice.score(progress.logprobs, scored)
+                delta, stopped = choice.token(token, end)
                 if stopped:
                     self._finish(sequence)
                 if delta:
@@ -417,7 +424,7 @@ class Engine:
                 choice = sequence.owner
                 assert isinstance(choice, Choice)
                 if not choice.over:
-                    choice.generation.tell(choice.whole(tokens, end, self._tokenizer))
+                    choice.generation.tell(choice.whole(tokens, end))
                     told[choice.generation] = None
         for generation in told:
             if not generation.open:

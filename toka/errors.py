@@ -11,6 +11,7 @@ TokaError
     ├── NotFound             404
     │   └── ModelNotFound
     ├── MethodNotAllowed     405
+    ├── Conflict             409  it contradicts what is there or under way
     ├── BodyTooLarge         413
     ├── WrongContentType     415
     ├── DeadlinePassed       408  the client's own timeout_s
@@ -97,8 +98,15 @@ class MethodNotAllowed(BadRequest):
     status = 405
 
 
+class Conflict(BadRequest):
+    """It contradicts what is there or under way. Clients send a 409 again unless they are told not to."""
+
+    status = 409
+    headers: ClassVar[dict[str, str]] = {"x-should-retry": "false"}
+
+
 class BodyTooLarge(BadRequest):
-    """More bytes than `max_body_bytes`."""
+    """More bytes than `max_body_bytes`, or more values than are parsed at once."""
 
     status = 413
     default_code = "request_too_large"

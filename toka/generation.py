@@ -5,10 +5,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 from toka.core.blocks import Ints
+from toka.core.scores import Scores
 from toka.core.sequence import End, Sequence
 from toka.errors import RequestError
-from toka.request import Delta, Listener, Request, Score
+from toka.request import Delta, Listener, Request
 from toka.text.output import TextOutput
+from toka.wire import Logprobs, unpack
 
 
 class Decoder(Protocol):
@@ -21,6 +23,7 @@ class Choice:
     """One answer of a request. The owner of a sequence."""
 
     __slots__ = (
+        "_decoder",
         "_ids",
         "_marks",
         "_output",
@@ -37,10 +40,16 @@ class Choice:
     )
 
     def __init__(
-        self, generation: "Generation", index: int, sequence: Sequence, output: TextOutput | None, request: Request
+        self,
+        generation: "Generation",
+        index: int,
+        sequence: Sequence,
+        output: TextOutput | None,
+        request: Request,
+        decoder: Decoder,
     ) -> None:
         """`output` makes text token by token, for answers that stream or that some text or id may end. One that does
-        not stream is withheld until its end."""
+        not stream is withheld until its end. Without it `decoder` makes the text of the whole answer."""
         self.generation = generation
         self.index = index
         self.sequence = sequence
@@ -48,31 +57,39 @@ class Choice:
         self.over = False
         self._request = request
         self._output = output
+        self._decoder = decoder
         self._text: list[str] = []
         self._ids: list[int] = []
         self._marks: list[int] = []
-        self._scores: list[Score] = []
+        self._scores: Scores | None = None
         self._scored = 0
-        self._prompt_scores: list[Score] = []
+        self._prompt_scores: Scores | None = None
         if output is not None and request.stop and request.sampling.min_tokens == 0:
             output.arm(request.stop)
 
-    def score_prompt(self, scores: list[tuple[int, Score]]) -> None:
-        """Tokens of the prompt, by position. They come in order; after a preemption they may come again."""
-        for position, score in scores:
-            if position == self._scored + 1:
-                self._scored = position
-                self._prompt_scores.append(score)
+    def score_prompt(self, sent: Logprobs) -> None:
+        """Tokens of the prompt, at rising positions without a gap. After a preemption they may come again."""
+        positions = unpack(sent.rows)
+        if not positions or positions[-1] <= self._scored:
+            return
+        if self._prompt_scores is None:
+            self._prompt_scores = Scores(sent.width)
+        self._prompt_scores.extend(sent, self._scored + 1 - positions[0])
+        self._scored = positions[-1]
 
-    def token(self, token: int, end: End | None, score: Score | None = None) -> tuple[Delta | None, bool]:
+    def score(self, sent: Logprobs, row: int) -> None:
+        """The log-probabilities of the token that `token` is told of next, in one row of what its step brought."""
+        if self._scores is None:
+            self._scores = Scores(min(sent.width, self._request.sampling.logprobs))
+        self._scores.add(sent, row)
+
+    def token(self, token: int, end: End | None) -> tuple[Delta | None, bool]:
         """One more token. Returns the news, if there is any to tell, and whether its text or its id has ended the
         choice while its sequence still runs."""
         output, request = self._output, self._request
         assert output is not None
         self.tokens += 1
         self._ids.append(token)
-        if score is not None:
-            self._scores.append(score)
         stop: str | int | None = None
         if end is End.STOP or (token in request.stop_ids and self.tokens > request.sampling.min_tokens):
             # The text of an id that ends an answer is not part of it.
@@ -101,23 +118,24 @@ class Choice:
         assert self._output is not None
         text, self._text = "".join(self._text), []
         ids, scores, prompt = self._ids, self._scores, self._prompt_scores
-        self._ids, self._scores, self._prompt_scores = [], [], []
+        self._ids, self._scores, self._prompt_scores = [], None, None
         if reason is None and self._output.withheld:
             count = bisect_right(self._marks, self._output.released)
             ids, self._ids = ids[:count], ids[count:]
-            scores, self._scores = scores[:count], scores[count:]
+            if scores is not None:
+                scores, self._scores = scores.split(count)
             del self._marks[:count]
         else:
             self._marks = []
         return Delta(self.index, text, self.tokens, reason, stop, ids, scores, prompt)
 
-    def whole(self, tokens: Ints, end: End, decoder: Decoder) -> Delta:
+    def whole(self, tokens: Ints, end: End) -> Delta:
         """All of an answer at once."""
         self.over = True
         self.tokens = len(tokens)
         ids = tokens.tolist()
         stop = None
-        text = decoder.decode(ids[:-1] if end is End.STOP else ids)
+        text = self._decoder.decode(ids[:-1] if end is End.STOP else ids)
         if end is End.STOP and ids[-1] in self._request.stop_ids:
             stop = ids[-1]
         return Delta(self.index, text, self.tokens, end.value, stop, ids)

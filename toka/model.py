@@ -1,5 +1,6 @@
 """What the engine must know of a model, read from its folder's JSON files. Weights are the workers' business."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,18 @@ SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>")
 """Tokens with which chat models end their turn. Not every folder names its own as its end of text."""
 
+DEFAULTS = {
+    "temperature": (0.0, 100.0),
+    "top_p": (math.ulp(0.0), 1.0),
+    "top_k": (0, 1 << 31),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (math.ulp(0.0), 1e6),
+}
+"""What a generation_config.json may say of sampling, and the least and the largest value."""
 UNSERVED: Mapping[str, float] = {
-    "min_p": 0,
     "typical_p": 1,
     "epsilon_cutoff": 0,
     "eta_cutoff": 0,
-    "repetition_penalty": 1,
     "no_repeat_ngram_size": 0,
     "min_new_tokens": 0,
     "num_beams": 1,
@@ -170,20 +177,15 @@ def _template_text(path: Path) -> str:
 
 
 def _sampling(file: Path, generation: Mapping[str, Any]) -> Sampling:
-    usual = Sampling()
-    found: dict[str, float] = {}
-    for name, low, high in (("temperature", 0.0, 100.0), ("top_p", 0.0, 1.0), ("top_k", 0, 1 << 31)):
+    found: dict[str, Any] = {}
+    for name, (low, high) in DEFAULTS.items():
         value = generation.get(name)
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise StartError(f"{file} has {value!r} for {name}, which cannot be; mend it or fetch the model again")
-        found[name] = value
-    return Sampling(
-        temperature=found.get("temperature", usual.temperature),
-        top_p=found.get("top_p", usual.top_p),
-        top_k=int(found.get("top_k", usual.top_k)),
-    )
+        found[name] = int(value) if name == "top_k" else float(value)
+    return Sampling(**found)
 
 
 def _unserved(generation: Mapping[str, Any]) -> tuple[str, ...]:

@@ -6,11 +6,15 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from toka.core.progress import Score
+from toka.core.scores import Score, Scores, joined_scores
+from toka.core.sequence import BATCH
 from toka.errors import RequestError
 from toka.wire import Sampling
 
-__all__ = ["Delta", "Generation", "Listener", "Request", "Sampling", "Score", "Server"]
+__all__ = ["Delta", "Generation", "Listener", "Request", "Sampling", "Score", "Scores", "Server", "joined_scores"]
+
+MAX_PRIORITY = BATCH - 1
+"""Of requests that somebody waits for. Numbers above are work in the background."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,8 @@ class Request:
     n: int = 1
     max_tokens: int | None = None
     """New tokens of each choice; None: as many as the context holds."""
+    clamp: bool = False
+    """After a prompt that leaves less room than `max_tokens`, take what there is. Otherwise it is an error."""
     sampling: Sampling = field(default_factory=Sampling)
     seed: int | None = None
     """int64. None: the engine draws one for the request."""
@@ -33,10 +39,12 @@ class Request:
     stop_ids: tuple[int, ...] = ()
     """Token ids that end a choice, besides the model's own. Their text is not part of it."""
     ignore_eos: bool = False
+    skip_special: bool = True
+    """Special tokens have no text. Otherwise they are spelled, and stop strings may match them."""
     stream: bool = False
     """Deliver text as it comes; otherwise once, at the end of each choice."""
     priority: int = 0
-    """Lower numbers start first."""
+    """Lower numbers start first; see MAX_PRIORITY."""
     cache_salt: str = ""
     """Requests of different salts share no cached prefix."""
 
@@ -56,11 +64,11 @@ class Delta(Struct, frozen=True):
     """The stop string, or the id of `stop_ids`, that ended the choice; None for EOS and length."""
     ids: Sequence[int] = ()
     """Tokens since the last delta of this choice, the one that ended it included."""
-    scores: Sequence[Score] = ()
-    """One for each of `ids`, if `sampling.logprobs` asks for them."""
-    prompt_scores: Sequence[Score] = ()
-    """In the first delta of a choice, if `sampling.prompt_logprobs` asks for them: one for each token of its prompt but
-    the first."""
+    scores: Scores | None = None
+    """A row for each of `ids`, if `sampling.logprobs` asks for them; None also where there are none."""
+    prompt_scores: Scores | None = None
+    """In the first delta of a choice, if `sampling.prompt_logprobs` asks for them: a row for each token of its prompt
+    but the first."""
 
 
 class Listener(Protocol):

@@ -11,10 +11,9 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
@@ -22,10 +21,12 @@ from toka.api.app import create_app
 from toka.config import Config
 from toka.engine import Engine
 from toka.errors import StartError, TokaError
+from toka.http import BACKLOG, FLUSH, Http
 from toka.hub import locate
 from toka.launch import LocalWorker, manual_command
 from toka.link import Link
 from toka.model import ModelFolder
+from toka.request import Sampling
 from toka.screen import Screen
 from toka.text.template import ChatTemplate
 from toka.text.tokenizer import Tokenizer
@@ -33,12 +34,6 @@ from toka.version import VERSION
 
 log = logging.getLogger("toka.serve")
 
-BACKLOG = 2048
-"""Connections that may wait to be accepted."""
-KEEP_ALIVE = 75
-"""Seconds that an idle connection stays open: longer than clients keep one for reuse."""
-FLUSH = 5
-"""Seconds that clients have, at the end, to take what was already answered."""
 GRACE = 10.0
 """Seconds that a worker has, at the end, to finish what was sent to it."""
 
@@ -61,6 +56,8 @@ def serve(config: Config, screen: Screen) -> None:
             log.warning(
                 "generation_config.json asks for %s, not supported yet: left out", ", ".join(folder.unserved_defaults)
             )
+        if defaults is None and folder.generation_defaults != Sampling():
+            log.info("the sampling defaults in generation_config.json are not used; generation_config=auto uses them")
         if template is None:
             log.warning("%s has no chat template: /v1/completions is served, /v1/chat/completions is refused", texts)
         app = create_app(config, engine, tokenizer, template, names, int(time.time()), defaults)
@@ -86,34 +83,6 @@ def listen(host: str, port: int) -> socket.socket:
             raise StartError(f"port {port} on {host} is in use; stop what uses it, or give another: port=…") from None
         raise StartError(f"cannot serve on host={host} port={port}: {error.strerror or error}") from None
     return listener
-
-
-class Http(uvicorn.Server):
-    """uvicorn, which leaves signals to us."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                backlog=BACKLOG,
-                timeout_keep_alive=KEEP_ALIVE,
-                # A net under `_answering`, which hangs up before.
-                timeout_graceful_shutdown=2 * FLUSH,
-            )
-        )
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install no handlers."""
-        yield
 
 
 async def _serve(

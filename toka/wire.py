@@ -31,6 +31,8 @@ MAX_STOP_IDS = 9
 """How many ids the device stops at by itself: EOS and eight more. The engine judges every end; this only saves work."""
 MAX_BIAS = 1024
 """How many entries `Sampling.bias` and `Sampling.allowed` may have."""
+LEAST_LOGPROB = -9999.0
+"""The log-probability of what cannot come, and the least there is: JSON, where they end up, has no infinity."""
 NO_TOKEN = -1
 """What a worker returns for a row whose sequence has already stopped on the device."""
 
@@ -92,6 +94,10 @@ class Welcome(Message, tag="welcome", frozen=True, kw_only=True):
     """On a GPU, decoding steps are recorded once and replayed."""
     hydragen: bool = False
     """Plans name groups, and what they share is to be read for all of their slots at once."""
+    logprobs_mode: str = "raw"
+    """What a sampled token's log-probability is the log-softmax of. `raw`: the model's logits; `processed`: what the
+    token was drawn from, after bias, penalties, masks, temperature, top_k, top_p and min_p (at temperature 0: after
+    bias, penalties and masks). Tokens of prompts, which nobody drew, are scored by the model's logits in both."""
 
 
 class Refused(Message, tag="refused", frozen=True, kw_only=True):
@@ -152,7 +158,8 @@ class Beat(Message, tag="beat", frozen=True, kw_only=True):
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """Log-probabilities of n tokens, and of the most probable ones in their places. Numbers are little-endian."""
+    """Log-probabilities of n tokens, and of the most probable ones in their places. Numbers are little-endian, and all
+    are finite: what is impossible has LEAST_LOGPROB."""
 
     rows: bytes
     """int32[n]: in `Tokens.logprobs` the rows of the roster; in `Tokens.prompts` the positions, in the prompt, of the
@@ -165,6 +172,8 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """int32[n, width]: the most probable tokens, in falling order; of equals the lowest id first."""
     values: bytes
     """float32[n, width]: theirs. A token that is both sampled and in here has the very same float in both places."""
+    ranks: bytes = b""
+    """int32[n]: places of the tokens themselves among all, counted from 1 in the order of `ids`; of prompts only."""
 
 
 class Tokens(Message, tag="tokens", frozen=True, kw_only=True):
@@ -225,8 +234,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     blocked: bytes = b""
     """int32[n]: the ids that end the sequence."""
     logprobs: int = -1
-    """Report the log-probability of each sampled token (log-softmax of the raw logits, before all of the above) and
-    of this many most probable ones; -1: nothing."""
+    """Report the log-probability of each sampled token (see `Welcome.logprobs_mode`) and of this many most probable
+    ones; -1: nothing."""
     prompt_logprobs: int = -1
     """The same for each token of the prompt but the first. Such a sequence takes nothing from the prefix cache."""
 

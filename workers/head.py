@@ -10,7 +10,7 @@ from torch import Tensor
 from toka.wire import NO_TOKEN
 from workers import memory
 from workers.graphs import Graphs
-from workers.sampling import choose
+from workers.sampling import choose, drawn_from
 from workers.scores import Asked, Model, Scores
 from workers.slots import Roster, Slots
 
@@ -19,16 +19,24 @@ if TYPE_CHECKING:
 
 
 class TorchHead:
-    """See `workers.step.Head`."""
+    """See `workers.step.Head`. `processed`: scores are by what tokens were drawn from, not by the model's logits."""
 
-    def __init__(self, model: Model, slots: Slots) -> None:
+    def __init__(self, model: Model, slots: Slots, processed: bool = False) -> None:
         self._model = model
         self._slots = slots
+        self._processed = processed
 
     def sample(self, hidden: Tensor, roster: Roster) -> tuple[Tensor, tuple[Asked, Scores] | None]:
         """See `workers.step.Head.sample`."""
         slots, own = self._slots, roster.slots
-        ids, scored = choose(self._model, hidden, slots.sampling(roster), shape=roster.shape, asked=roster.asked)
+        ids, scored = choose(
+            self._model,
+            hidden,
+            slots.sampling(roster),
+            shape=roster.shape,
+            asked=roster.asked,
+            processed=self._processed,
+        )
         dead = slots.dead[own]
         if roster.shape is not None:
             roster.shape.count(ids, dead)
@@ -42,8 +50,17 @@ class DeviceHead:
     """See `workers.step.Head`. Logits stay in the model's dtype unless something changes them; rows are taken in slices
     of so many as the plan of the memory has logits for."""
 
-    def __init__(self, model: Model, slots: Slots, sampler: "Sampler", recorded: Graphs | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        slots: Slots,
+        sampler: "Sampler",
+        recorded: Graphs | None = None,
+        processed: bool = False,
+    ) -> None:
+        """`processed`: see `TorchHead`."""
         self._model = model
+        self._processed = processed
         self._slots = slots
         self._sampler = sampler
         self._recorded = recorded
@@ -76,7 +93,7 @@ class DeviceHead:
             shape = roster.shape and roster.shape.within(part.start, part.stop)
             asked = roster.asked and roster.asked.within(part.start, part.stop)
             logits = self._model.logits(hidden[part])
-            raw = None if asked is None else logits[asked.rows]
+            raw = None if asked is None or self._processed else logits[asked.rows]
             if shape is not None:
                 logits = logits.float()
                 shape.apply(logits, places[part])
@@ -85,8 +102,11 @@ class DeviceHead:
             tokens = slots.last[own]
             if shape is not None:
                 shape.count(tokens, chosen == NO_TOKEN)
-            if asked is not None and raw is not None:
+            if raw is not None and asked is not None:
                 scores.append(self._sampler.scores(raw, tokens[asked.rows], asked.width))
+            elif asked is not None:
+                drawn = drawn_from(logits[asked.rows].float(), slots.sampling(roster).pick(part).pick(asked.rows))
+                scores.append(Scores.of(drawn, tokens[asked.rows], asked.width))
         return (roster.asked, Scores.joined(scores)) if roster.asked is not None and scores else None
 
 

@@ -128,13 +128,19 @@ class Link:
             self._plans = undo.enter_context(context.socket(zmq.PULL))
             monitor = undo.enter_context(_connect(context, self._plans, welcome.plans))
             # The engine may send as soon as it has heard Attached, so its way here is open by now.
-            self.say(Attached(epoch=self.epoch, rank=self.rank))
+            try:
+                self._results.send(encode(Attached(epoch=self.epoch, rank=self.rank)))
+            except zmq.Again:
+                raise EngineLost(f"the engine does not answer at {welcome.results}") from None
             self._pulse = Pulse(context, welcome, monitor, stdin, die)
             self._pulse.start()
             undo.pop_all()
         self._poller = zmq.Poller()
         self._poller.register(self._plans, zmq.POLLIN)
         self._poller.register(self._pulse.lost, zmq.POLLIN)
+        self._ways_out = zmq.Poller()
+        self._ways_out.register(self._results, zmq.POLLOUT)
+        self._ways_out.register(self._pulse.lost, zmq.POLLIN)
 
     def __enter__(self) -> Self:
         return self
@@ -146,11 +152,19 @@ class Link:
         self._results.close(0 if self._lost else LINGER)
 
     def say(self, message: Message) -> None:
-        """Tell the engine. Raises EngineLost if it takes nothing more."""
-        try:
-            self._results.send(encode(message))
-        except zmq.Again:
-            raise EngineLost("the engine has stopped reading what this worker says") from None
+        """Tell the engine; what one that is gone cannot hear is dropped, since a Stop may still lie among what it sent.
+        Raises EngineLost if it is there and takes nothing more."""
+        data = encode(message)
+        while not self._lost:
+            try:
+                self._results.send(data, zmq.NOBLOCK)
+                break
+            except zmq.Again:
+                ready = dict(self._ways_out.poll(SEND_TIMEOUT))
+            if not ready:
+                raise EngineLost("the engine has stopped reading what this worker says")
+            if self._pulse.lost in ready:
+                self._lost = self._pulse.lost.recv().decode()
         if isinstance(message, Tokens):
             self._pulse.step = message.step
 

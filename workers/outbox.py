@@ -143,13 +143,13 @@ def _sampled(step: int, outcome: Outcome, busy: float, gap: float) -> Sampled:
         asked, scores = outcome.sampled
         alive = np.flatnonzero(ids[asked.host] != NO_TOKEN)
         if len(alive):
-            logprobs = _logprobs(asked.host[alive], Scores(*(tensor[alive] for tensor in scores)), asked.width)
+            logprobs = _logprobs(asked.host[alive], scores.rows(torch.from_numpy(alive)), asked.width)
     if outcome.prompts is not None:
         parts, scores = outcome.prompts[0].parts, outcome.prompts[1]
         first = 0
         for part in parts:
             end = first + len(part.positions)
-            own = Scores(*(tensor[first:end] for tensor in scores))
+            own = scores.rows(slice(first, end))
             prompts.append((part.chunk, _logprobs(part.positions, own, part.width)))
             first = end
     return Sampled(step, ids.astype("<i4").tobytes(), busy, gap, logprobs, tuple(prompts))
@@ -163,4 +163,5 @@ def _logprobs(rows: Longs, scores: Scores, width: int) -> Logprobs:
         width=ids.shape[1],
         ids=ids.astype("<i4").tobytes(),
         values=values.astype("<f4").tobytes(),
+        ranks=scores.ranks.numpy().astype("<i4").tobytes(),
     )

@@ -105,31 +105,44 @@ class Choice(NamedTuple):
 
 
 def choose(
-    model: Model, hidden: Tensor, rows: SamplingRows, shape: Shape | None = None, asked: Asked | None = None
+    model: Model,
+    hidden: Tensor,
+    rows: SamplingRows,
+    shape: Shape | None = None,
+    asked: Asked | None = None,
+    *,
+    processed: bool = False,
 ) -> Choice:
-    """[S, hidden] of the sampled tokens → a token each. Holds at most `memory.MAX_LOGITS` logits at once."""
+    """[S, hidden] of the sampled tokens → a token each. Holds at most `memory.MAX_LOGITS` logits at once.
+
+    Scores are by the model's logits, or if `processed` by what each token was drawn from.
+    """
     step = max(1, memory.MAX_LOGITS // model.vocab_size)
     if len(hidden) <= step:
-        return _choose(model, hidden, rows, shape, asked)
+        return _choose(model, hidden, rows, shape, asked, processed)
     parts = []
     for first in range(0, len(hidden), step):
         end = first + step
         part = slice(first, end)
         own, owing = shape and shape.within(first, end), asked and asked.within(first, end)
-        parts.append(_choose(model, hidden[part], rows.pick(part), own, owing))
+        parts.append(_choose(model, hidden[part], rows.pick(part), own, owing, processed))
     scores = [part.scores for part in parts if part.scores is not None]
     return Choice(torch.cat([part.ids for part in parts]), Scores.joined(scores) if scores else None)
 
 
-def _choose(model: Model, hidden: Tensor, rows: SamplingRows, shape: Shape | None, asked: Asked | None) -> Choice:
+def _choose(
+    model: Model, hidden: Tensor, rows: SamplingRows, shape: Shape | None, asked: Asked | None, processed: bool
+) -> Choice:
     logits = model.logits(hidden).float()
-    raw = None if asked is None else logits[asked.rows].log_softmax(dim=-1)
+    # Shaping changes the logits in place.
+    raw = None if asked is None or processed else logits[asked.rows]
     if shape is not None:
         shape.apply(logits, rows.position)
     ids = sample(logits, rows)
-    if asked is None or raw is None:
+    if asked is None:
         return Choice(ids, None)
-    return Choice(ids, Scores.of(raw, ids[asked.rows], asked.width))
+    told = drawn_from(logits[asked.rows], rows.pick(asked.rows)) if raw is None else raw
+    return Choice(ids, Scores.of(told, ids[asked.rows], asked.width))
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
@@ -149,12 +162,29 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     return ids
 
 
+def drawn_from(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """float32[S, vocab] → the same, whose softmax is the distribution of each row's token. A row at temperature 0 draws
+    nothing: its logits stay."""
+    if rows.greedy_only:
+        return logits
+    scaled = _scaled(logits, rows.temperature)
+    if not rows.plain:
+        scaled.masked_fill_(scaled < _floor(scaled, rows), -torch.inf)
+    return torch.where((rows.temperature < GREEDY_BELOW)[:, None], logits, scaled)
+
+
+def _scaled(logits: Tensor, temperature: Tensor) -> Tensor:
+    """float32[S, vocab] and float32[S] → logits at the temperature, the highest of each row 0."""
+    # It becomes 0 first: so a low temperature neither overflows nor drowns the noise between near-ties.
+    scaled = logits - logits.amax(dim=-1, keepdim=True)
+    scaled /= temperature.clamp(min=GREEDY_BELOW)[:, None]
+    return scaled
+
+
 def _draw(logits: Tensor, rows: SamplingRows) -> Tensor:
     """float32[S, vocab] → int64[S], a draw from each row's distribution."""
     vocab = logits.shape[1]
-    # The highest logit becomes 0 first: so a low temperature neither overflows nor drowns the noise between near-ties.
-    scaled = logits - logits.amax(dim=-1, keepdim=True)
-    scaled /= rows.temperature.clamp(min=GREEDY_BELOW)[:, None]
+    scaled = _scaled(logits, rows.temperature)
     if not rows.plain:
         scaled.masked_fill_(scaled < _floor(scaled, rows), -torch.inf)
     tiles = -(-vocab // TILE)

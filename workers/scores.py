@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, by the log-softmax of the model's raw logits."""
+"""Log-probabilities of tokens, by the log-softmax of logits."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from toka.wire import LEAST_LOGPROB
 from workers import memory
 from workers.compact import Longs
 
@@ -31,13 +32,23 @@ class Scores(NamedTuple):
     """int32[n, width], in falling order of their values; of equals the lowest id first."""
     values: Tensor
     """float32[n, width]."""
+    ranks: Tensor
+    """int32[n]: places of the tokens themselves in the order of `ids`, from 1; int32[0]: nobody asks."""
 
     @classmethod
-    def of(cls, logprobs: Tensor, tokens: Tensor, width: int) -> "Scores":
-        """From float32[n, vocab] and int64[n]. There are no more than vocab most probable ones."""
+    def of(cls, logits: Tensor, tokens: Tensor, width: int, *, ranked: bool = False) -> "Scores":
+        """Of int64[n] tokens, by the log-softmax of float32[n, vocab]. There are no more than vocab most probable ones.
+        What is impossible has LEAST_LOGPROB."""
+        logprobs = logits.log_softmax(dim=-1).clamp_(min=LEAST_LOGPROB)
         ids = best(logprobs, min(width, logprobs.shape[1]))
-        chosen = logprobs.gather(1, tokens[:, None]).squeeze(1)
-        return cls(chosen, ids.to(torch.int32), logprobs.gather(1, ids))
+        chosen = logprobs.gather(1, tokens[:, None])
+        ranks = _ranks(logprobs, tokens, chosen) if ranked else torch.empty(0, dtype=torch.int32, device=logits.device)
+        return cls(chosen.squeeze(1), ids.to(torch.int32), logprobs.gather(1, ids), ranks)
+
+    def rows(self, which: Tensor | slice) -> "Scores":
+        """Some of the tokens."""
+        ranks = self.ranks[which] if len(self.ranks) else self.ranks
+        return Scores(self.chosen[which], self.ids[which], self.values[which], ranks)
 
     @classmethod
     def joined(cls, parts: "list[Scores]") -> "Scores":
@@ -94,7 +105,7 @@ class Prompts:
         width = max(part.width for part in self.parts)
         scores = []
         for rows, targets in zip(torch.split(self.rows, step), torch.split(self.targets, step), strict=True):
-            scores.append(Scores.of(model.logits(hidden[rows]).float().log_softmax(dim=-1), targets, width))
+            scores.append(Scores.of(model.logits(hidden[rows]).float(), targets, width, ranked=True))
         return Scores.joined(scores)
 
 
@@ -118,3 +129,11 @@ def best(logprobs: Tensor, width: int) -> Tensor:
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     keys = (order.to(torch.int64) << 32) - torch.arange(logprobs.shape[1], device=logprobs.device)
     return keys.topk(width, dim=-1).indices
+
+
+def _ranks(logprobs: Tensor, tokens: Tensor, chosen: Tensor) -> Tensor:
+    """Places of `tokens`, int64[n], from 1, in the order of `_best`: float32[n, vocab], float32[n, 1] → int32[n]."""
+    before = (logprobs > chosen).sum(dim=-1)
+    equals = logprobs == chosen
+    equals &= torch.arange(logprobs.shape[1], device=logprobs.device) < tokens[:, None]
+    return (before + equals.sum(dim=-1) + 1).to(torch.int32)

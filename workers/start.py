@@ -27,6 +27,8 @@ Progress = Callable[[str, int, int], None]
 """Called with the phase, what is done of it and what it is in all."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+MODES = ("raw", "processed")
+"""What sampled tokens may be scored by."""
 _WARM_TOKENS = 32
 """Tokens of the warm-up on a CPU: enough to touch every kernel once, few enough not to be waited for."""
 _GRAPHS = 512 * 2**20
@@ -51,6 +53,8 @@ def start(welcome: Welcome, device: torch.device, progress: Progress) -> Started
     memory was too bold."""
     if welcome.dtype not in DTYPES:
         raise WorkerError(f"dtype {welcome.dtype!r} is not supported. Supported: {', '.join(DTYPES)}")
+    if welcome.logprobs_mode not in MODES:
+        raise WorkerError(f"logprobs_mode {welcome.logprobs_mode!r} is not supported. Supported: {', '.join(MODES)}")
     dtype = DTYPES[welcome.dtype]
     folder = Path(welcome.model)
     config = ModelConfig.load(folder)
@@ -77,7 +81,7 @@ def start(welcome: Welcome, device: torch.device, progress: Progress) -> Started
     if on_gpu:
         step = builder.on_gpu(slots, attention, progress)
     else:
-        step = Step(model, attention, slots, TorchHead(model, slots))
+        step = Step(model, attention, slots, TorchHead(model, slots, builder.processed))
         progress("warm-up", 0, 1)
         step.warm_up(min(welcome.max_tokens, length, _WARM_TOKENS, num_blocks * welcome.page_size), rows=1)
         progress("warm-up", 1, 1)
@@ -106,6 +110,11 @@ class _Builder:
             slots.share(attention.tiles)
         return slots, attention
 
+    @property
+    def processed(self) -> bool:
+        """Sampled tokens are scored by what they were drawn from."""
+        return self.welcome.logprobs_mode == "processed"
+
     def blocks(self, tokens: int) -> int:
         """So many hold them."""
         return -(-tokens // self.welcome.page_size)
@@ -115,7 +124,7 @@ class _Builder:
         from workers.kernels.sample import Sampler
 
         sampler = Sampler(self.welcome.max_slots, self.config.vocab_size, self.device)
-        return DeviceHead(self.model, slots, sampler, recorded)
+        return DeviceHead(self.model, slots, sampler, recorded, self.processed)
 
     def on_gpu(self, slots: Slots, attention: Attention, progress: Progress) -> Step:
         """The step, its decoding recorded where the engine wants that."""

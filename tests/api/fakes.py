@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +11,10 @@ from starlette.types import ASGIApp, Message
 
 from tests.fakes import END_OF_TEXT
 from toka.errors import RequestError
-from toka.request import Delta, Listener, Request, Score
+from toka.request import Delta, Listener, Request, Score, Scores
 
+USER = {"role": "user", "content": "Hi"}
+"""A conversation's first message, unless a test says another."""
 Script = Callable[[Request, int], list[str]]
 """The pieces of text, one a token, that a request's choice (by index) is answered with."""
 
@@ -19,6 +22,20 @@ Script = Callable[[Request, int], list[str]]
 def hello(request: Request, index: int) -> list[str]:
     """What the engine says unless told otherwise."""
     return ["Hello", ", ", "world", "!"]
+
+
+def arrays(scores: list[Score]) -> Scores | None:
+    """Scores of equally many most probable tokens, as the engine brings them."""
+    if not scores:
+        return None
+    top = [pair for score in scores for pair in score.top]
+    return Scores(
+        len(scores[0].top),
+        bytearray(struct.pack(f"<{len(scores)}f", *(score.logprob for score in scores))),
+        bytearray(struct.pack(f"<{len(top)}i", *(id for id, _ in top))),
+        bytearray(struct.pack(f"<{len(top)}f", *(logprob for _, logprob in top))),
+        bytearray(struct.pack(f"<{len(scores)}i", *(score.rank for score in scores))),
+    )
 
 
 class FakeGeneration:
@@ -62,16 +79,16 @@ class FakeGeneration:
         tokens = self.step + 1
         last = tokens == length
         reason = ("stop" if length == len(pieces) else "length") if last else None
-        prompt: list[Score] = []
+        prompt: Scores | None = None
         if self.request.sampling.prompt_logprobs >= 0 and (self.step == 0 or not self.request.stream):
-            prompt = [self.server.score(id) for id in self.request.prompts[index // self.request.n][1:]]
+            prompt = arrays([self.server.score(id) for id in self.request.prompts[index // self.request.n][1:]])
         start = self.step if self.request.stream else 0
         if not self.request.stream and not last:
             return None
         ids: list[int] = []
         for piece in pieces[start:tokens]:
             ids.append(self.server.ids.get(piece, piece.encode()[0] if piece else END_OF_TEXT))
-        scores = [self.server.score(id) for id in ids] if self.request.sampling.logprobs >= 0 else []
+        scores = arrays([self.server.score(id) for id in ids]) if self.request.sampling.logprobs >= 0 else None
         text = "".join(pieces[start:tokens])
         return Delta(index, text, tokens, reason, self.server.stop_reason if last else None, ids, scores, prompt)
 
@@ -96,7 +113,7 @@ class FakeServer:
         self.stop_reason: str | int | None = None
         self.ids: dict[str, int] = {}
         """Ids of pieces; else the first byte of a piece is its id."""
-        self.score: Callable[[int], Score] = lambda id: Score(-0.5, [(id, -0.5), (id ^ 1, -1.25), (66, float("-inf"))])
+        self.score: Callable[[int], Score] = lambda id: Score(-0.5, [(id, -0.5), (id ^ 1, -1.25), (66, -9999.0)], 1)
         self.requests: list[Request] = []
         self.running: dict[str, FakeGeneration] = {}
         self.cancelled: list[str] = []
@@ -128,9 +145,15 @@ class FakeTemplate:
     def __init__(self, takes_parts: bool = False) -> None:
         self.takes_parts = takes_parts
         self.source = "{{ messages }}"
+        self.variables: frozenset[str] = frozenset()
         self.error: Exception | None = None
         self.messages: list[dict[str, Any]] = []
         self.kwargs: dict[str, Any] = {}
+
+    def other(self, source: str) -> "FakeTemplate":
+        template = FakeTemplate(self.takes_parts)
+        template.source = source
+        return template
 
     def render(self, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
         if self.error is not None:
@@ -220,3 +243,13 @@ async def call(
 async def post(app: ASGIApp, path: str, body: object, **more: Any) -> Answer:
     """POST to a path under /v1."""
     return await call(app, "POST", f"/v1/{path}", body, **more)
+
+
+async def chat(app: ASGIApp, messages: Any = None, **fields: object) -> Answer:
+    """POST /v1/chat/completions."""
+    return await post(app, "chat/completions", {"messages": messages or [USER], **fields})
+
+
+async def complete(app: ASGIApp, prompt: object, **fields: object) -> Answer:
+    """POST /v1/completions."""
+    return await post(app, "completions", {"prompt": prompt, **fields})

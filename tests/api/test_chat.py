@@ -2,25 +2,16 @@
 
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.api.fakes import Answer, FakeServer, FakeTemplate, post
-from tests.fakes import CHATML
+from tests.api.fakes import FakeServer, chat
 from toka.api.app import App, create_app
 from toka.config import Config
 from toka.errors import BadRequest
 from toka.request import Sampling
-from toka.text.template import ChatTemplate
-from toka.text.tokenizer import Tokenizer
-
-USER = {"role": "user", "content": "Hi"}
-
-
-async def chat(app: App, messages: list[Any] | None = None, **fields: object) -> Answer:
-    """POST /v1/chat/completions."""
-    return await post(app, "chat/completions", {"messages": messages or [USER], **fields})
 
 
 async def test_w_chat_1_whole(app: App, server: FakeServer) -> None:
@@ -30,7 +21,6 @@ async def test_w_chat_1_whole(app: App, server: FakeServer) -> None:
     assert re.fullmatch(r"chatcmpl-[0-9a-f]+", body.pop("id"))
     assert abs(body.pop("created") - time.time()) < 5
     assert body.pop("system_fingerprint").startswith("fp_")
-    # W-CHAT-2: no tool_calls. W-CHAT-3: logprobs is there.
     assert body == {
         "object": "chat.completion",
         "model": "org/alias",
@@ -56,9 +46,35 @@ async def test_w_chat_1_choices_by_index(app: App, server: FakeServer) -> None:
     body = (await chat(app, n=5)).json
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3, 4]
     assert [len(choice["message"]["content"]) for choice in body["choices"]] == [5, 4, 3, 2, 1]
-    # W-CHAT-7: the prompt once, the choices all.
-    assert body["usage"]["prompt_tokens"] == 9
-    assert body["usage"]["completion_tokens"] == 15
+
+
+async def test_w_chat_2_message(app: App) -> None:
+    """Role, content and refusal; no tool_calls, not even an empty list, streamed or not."""
+    assert (await chat(app)).json["choices"][0]["message"] == {
+        **{"role": "assistant", "content": "Hello, world!", "refusal": None}
+    }
+    assert b"tool_calls" not in (await chat(app, stream=True)).content
+
+
+async def test_w_chat_3_no_logprobs(app: App) -> None:
+    """null, and the key is there, streamed or not."""
+    events = (await chat(app, stream=True)).events
+    for choice in [*(await chat(app)).json["choices"], *(event["choices"][0] for event in events)]:
+        assert choice["logprobs"] is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_w_chat_7_usage(app: App, server: FakeServer, stream: bool) -> None:
+    """The prompt is counted once, the choices all; the total is the sum; cached tokens are always told."""
+    server.script = lambda request, index: ["x"] * (5 - index)
+    for cached in (0, 3):
+        server.cached_tokens = cached
+        options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        answer = await chat(app, n=5, **options)
+        assert (answer.events[-1] if stream else answer.json)["usage"] == {
+            **{"prompt_tokens": 9, "completion_tokens": 15, "total_tokens": 24},
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
 
 
 async def test_w_chat_4_finish_reasons(app: App, server: FakeServer) -> None:
@@ -71,9 +87,20 @@ async def test_w_chat_4_finish_reasons(app: App, server: FakeServer) -> None:
 
 
 async def test_w_chat_8_n(app: App, server: FakeServer) -> None:
-    """n is the engine's business, in one request."""
+    """n is the engine's business, in one request, from 1 to max_n."""
     assert len((await chat(app, n=128)).json["choices"]) == 128
     assert server.requests[0].n == 128
+    for n, code in ((129, "integer_above_max_value"), (0, "integer_below_min_value")):
+        error = (await chat(app, n=n)).error
+        assert (error["param"], error["code"]) == ("n", code)
+
+
+async def test_w_chat_8_streams_interleave(app: App, server: FakeServer) -> None:
+    """Choices of a stream come as they are made, told apart by their index."""
+    server.script = lambda request, index: [f"{index}a", f"{index}b"]
+    choices = [event["choices"][0] for event in (await chat(app, n=2, stream=True)).events]
+    texts = [(one["index"], one["delta"]["content"]) for one in choices if one["delta"].get("content")]
+    assert texts == [(0, "0a"), (1, "1a"), (0, "0b"), (1, "1b")]
 
 
 @pytest.mark.parametrize(
@@ -153,118 +180,56 @@ async def test_w_chat_15_ignore_eos(app: App, server: FakeServer) -> None:
     assert [request.ignore_eos for request in server.requests] == [True, False]
 
 
-async def test_w_chat_17_roles(app: App, template: FakeTemplate) -> None:
-    """system, user, assistant and tool as they are, developer as system, function not at all."""
-    messages = [
-        {"role": "developer", "content": "Be brief."},
-        {"role": "system", "content": "Be kind."},
-        USER | {"name": "Ann", "refusal": None},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
-        },
-        {"role": "tool", "tool_call_id": "1", "content": "42"},
-    ]
-    assert (await chat(app, messages)).status == 200
-    seen = template.messages
-    assert [message["role"] for message in seen] == ["system", "system", "user", "assistant", "tool"]
-    assert seen[2] == USER | {"name": "Ann"}
-    assert seen[3]["content"] == ""
-    assert seen[3]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": 1}}
-    template.source = "{% if message.role == 'developer' %}"
-    assert (await chat(app, messages[:1])).status == 200
-    assert template.messages[0]["role"] == "developer", "a template that knows the role gets it"
-    error = (await chat(app, [{"role": "function", "name": "f", "content": "x"}])).error
-    assert (error["param"], error["code"]) == ("messages[0].role", "invalid_value")
-
-
-@pytest.mark.parametrize(("sent", "seen"), [("{oops", "{oops"), ("[1]", "[1]"), ("", {}), ({"a": 1}, {"a": 1})])
-async def test_w_chat_17_arguments(app: App, template: FakeTemplate, sent: object, seen: object) -> None:
-    """Arguments that are no JSON object stay text."""
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": sent}}
-    assert (await chat(app, [{"role": "assistant", "tool_calls": [call]}])).status == 200
-    assert template.messages[0]["tool_calls"][0]["function"]["arguments"] == seen
-
-
-async def test_w_chat_17_assistant_needs_something(app: App) -> None:
-    """An assistant's message without content and calls is refused; one of an SDK, full of nulls, is not."""
-    assert (await chat(app, [{"role": "assistant", "content": None}])).status == 400
-    sdk = {"role": "assistant", "content": "Yes.", **dict.fromkeys(("audio", "function_call", "tool_calls", "refusal"))}
-    assert (await chat(app, [USER, sdk | {"annotations": []}, USER])).status == 200
-
-
-PARTS = [{"type": "text", "text": "One."}, {"type": "refusal", "refusal": "Two."}]
-
-
-async def test_w_chat_18_parts_are_joined(app: App, template: FakeTemplate) -> None:
-    """Text parts become lines for a template that wants a string."""
-    assert (await chat(app, [{"role": "user", "content": PARTS}])).status == 200
-    assert template.messages[0]["content"] == "One.\nTwo."
-
-
-async def test_w_chat_18_parts_are_passed(app: App, template: FakeTemplate) -> None:
-    """A template that iterates over parts gets them."""
-    template.takes_parts = True
-    assert (await chat(app, [{"role": "user", "content": PARTS}])).status == 200
-    assert template.messages[0]["content"] == [{"type": "text", "text": "One."}, {"type": "text", "text": "Two."}]
-
-
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
-async def test_w_chat_18_other_parts(app: App, kind: str) -> None:
-    """What is no text is refused, with the name of the model that cannot take it."""
-    error = (await chat(app, [{"role": "user", "content": [PARTS[0], {"type": kind, kind: {}}]}])).error
-    assert error["code"] == "unsupported_content_part"
-    assert error["param"] == "messages[0].content[1]"
-    assert "`tiny`" in error["message"]
-
-
-async def test_w_chat_19_template_errors(app: App, template: FakeTemplate) -> None:
-    """What the template says is wrong, the client is told; templates that give up do not break the server."""
-    template.error = BadRequest("roles must alternate", param="messages")
-    answer = await chat(app)
-    assert (answer.status, answer.error["message"]) == (400, "roles must alternate")
-    template.error = RecursionError()
-    assert (await chat(app)).status == 400
-
-
-async def test_w_chat_20_no_second_bos(app: App, server: FakeServer) -> None:
-    """The rendered template is encoded as it is; special tokens in it are special."""
-    await chat(app, [{"role": "user", "content": "<|im_end|>"}])
-    assert server.requests[0].prompts == [[*b"user: ", 258, *b"\n"]]
-
-
-async def test_w_chat_20_a_real_template(server: FakeServer, tokenizer: Tokenizer) -> None:
-    """Rendered by a real template and tokenized as it is."""
-    template = ChatTemplate(CHATML, {})
-    app = create_app(Config(), server, tokenizer, template, ["tiny"], 0)
-    assert (await chat(app, chat_template_kwargs={"self_": 1})).status == 200
-    assert server.requests[0].prompts == [[257, *b"user\nHi", 258, *b"\n", 257, *b"assistant\n"]]
-
-
-async def test_w_chat_21_template_kwargs(app: App, template: FakeTemplate) -> None:
-    """They reach the template, but for names that have a field of their own."""
-    assert (await chat(app, chat_template_kwargs={"enable_thinking": False})).status == 200
-    assert template.kwargs["enable_thinking"] is False
-    for name in ("self", "messages", "add_generation_prompt", "tools"):
-        assert (await chat(app, chat_template_kwargs={name: 1})).error["param"] == "chat_template_kwargs"
-
-
-async def test_w_chat_22_continue_final_message(app: App, template: FakeTemplate) -> None:
-    """The last message goes on, if it is the assistant's and no new one is asked for."""
-    assistant = {"role": "assistant", "content": "The capital"}
-    assert (await chat(app)).status == 200
-    assert (template.kwargs["add_generation_prompt"], template.kwargs["continue_final_message"]) == (True, False)
-    assert (await chat(app, [USER, assistant], continue_final_message=True)).status == 200
-    assert (template.kwargs["add_generation_prompt"], template.kwargs["continue_final_message"]) == (False, True)
-    both = await chat(app, [USER, assistant], continue_final_message=True, add_generation_prompt=True)
-    assert both.error["param"] == "add_generation_prompt"
-    assert (await chat(app, continue_final_message=True)).error["param"] == "continue_final_message"
-
-
 async def test_failure_while_generating(app: App, server: FakeServer) -> None:
     """A request that is not streamed gets the engine's error as its status."""
     server.failure, server.break_at = BadRequest("the worker is gone"), 2
     answer = await chat(app)
     assert answer.status == 400
     assert answer.error["message"] == "the worker is gone"
+
+
+async def test_w_chat_16_extensions_are_at_the_top(app: App, server: FakeServer) -> None:
+    """Where the OpenAI client's extra_body puts them; the literal key is refused with an explanation."""
+    assert (await chat(app, top_k=7, ignore_eos=True, min_p=0.5)).status == 200
+    assert server.requests[0].sampling.top_k == 7
+    error = (await chat(app, extra_body={"top_k": 7})).error
+    assert (error["param"], error["code"]) == ("extra_body", "unknown_parameter")
+    assert "top level" in error["message"]
+
+
+IGNORED: list[tuple[str, object]] = [
+    *(("user", "u"), ("metadata", {"a": "b"}), ("store", False), ("store", True), ("service_tier", "auto")),
+    *(("safety_identifier", "x"), ("prompt_cache_key", "x"), ("prompt_cache_retention", "24h")),
+    *(("prompt_cache_options", {"x": 1}), ("parallel_tool_calls", True), ("verbosity", "low"), ("moderation", None)),
+    *(("modalities", ["text"]), ("function_call", "none"), ("functions", [])),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), IGNORED, ids=str)
+async def test_w_chat_23_ignored(app: App, server: FakeServer, field: str, value: object) -> None:
+    """Accepted, and the engine hears the same as without it."""
+    assert (await chat(app, **{field: value})).status == (await chat(app)).status == 200
+    one, other = server.requests
+    assert replace(one, id="") == replace(other, id="")
+
+
+async def test_w_chat_23_ignored_in_a_stream(app: App) -> None:
+    """include_obfuscation is for services that hide lengths."""
+    for wanted in (True, False):
+        answer = await chat(app, stream=True, stream_options={"include_obfuscation": wanted})
+        assert "obfuscation" not in answer.events[1]
+
+
+REJECTED: list[tuple[str, object]] = [
+    *(("audio", {"voice": "x"}), ("modalities", ["text", "audio"]), ("web_search_options", {})),
+    *(("prediction", {"type": "content", "content": "x"}), ("functions", [{"name": "f"}]), ("moderation", {"x": 1})),
+    ("function_call", "auto"),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), REJECTED, ids=str)
+async def test_w_chat_23_rejected(app: App, server: FakeServer, field: str, value: object) -> None:
+    """What would change the answer, and is not served, is refused by name."""
+    answer = await chat(app, **{field: value})
+    assert (answer.status, answer.error["param"], answer.error["code"]) == (400, field, "unsupported_parameter")
+    assert server.requests == []

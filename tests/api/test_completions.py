@@ -7,14 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.api.fakes import Answer, FakeServer, post
+from tests.api.fakes import FakeServer, complete, post
 from toka.api.app import App
 from toka.text.tokenizer import Tokenizer
-
-
-async def complete(app: App, prompt: object, **fields: object) -> Answer:
-    """POST /v1/completions."""
-    return await post(app, "completions", {"prompt": prompt, **fields})
 
 
 async def test_w_cmp_1_whole(app: App) -> None:
@@ -53,9 +48,9 @@ async def test_w_cmp_2_max_tokens(app: App, server: FakeServer, fields: dict[str
 
 
 async def test_w_cmp_2_default_yields_to_the_context(app: App, server: FakeServer) -> None:
-    """Nobody asked for 16: a prompt with room for 5 gets 5."""
-    assert (await complete(app, [1] * 2043)).status == 200
-    assert server.requests[0].max_tokens == 5
+    """Nobody asked for 16: a prompt with room for 5 gets 5, and one beside it 16."""
+    assert (await complete(app, [[1] * 2043, [1]])).status == 200
+    assert (server.requests[0].max_tokens, server.requests[0].clamp) == (16, True)
 
 
 @pytest.mark.parametrize("prompt", ["Hi", [[1] * 2048, [2]]])
@@ -120,7 +115,7 @@ async def test_w_cmp_3_indexes(app: App, server: FakeServer) -> None:
     ],
 )
 async def test_w_cmp_4_ids_in_range(app: App, server: FakeServer, prompt: object, param: str) -> None:
-    """Ids are below the size of the vocabulary; W-CMP-7: one bad prompt of several fails them all."""
+    """Ids are from 0 to below the size of the vocabulary."""
     answer = await complete(app, prompt)
     assert answer.status == 400
     assert answer.error["param"] == param
@@ -138,6 +133,47 @@ async def test_w_cmp_5_special_tokens(app: App, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(Tokenizer, "encode", encode)
     await complete(app, "Hi")
     assert asked == [True]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [
+        ([[5, 6], [5, 10**9]], "prompt[1][1]"),
+        ([[5], []], "prompt[1]"),
+        ([[5], [6] * 3000], "prompt"),
+        (["a", 5], "prompt[1]"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_w_cmp_7_one_bad_prompt(app: App, server: FakeServer, prompt: object, param: str, stream: bool) -> None:
+    """It fails them all, before any runs."""
+    answer = await complete(app, prompt, stream=stream)
+    assert (answer.status, answer.error["param"]) == (400, param)
+    assert server.requests == []
+
+
+@pytest.mark.parametrize("body", [{}, {"prompt": None}, {"prompt": []}, {"prompt": [[]]}])
+async def test_w_cmp_3_nothing(app: App, server: FakeServer, body: dict[str, object]) -> None:
+    """A prompt that is missing, null or empty is refused; it does not stand for the start of any text."""
+    answer = await post(app, "completions", body)
+    assert (answer.status, server.requests) == (400, [])
+    assert answer.error["param"].startswith("prompt")
+
+
+async def test_w_cmp_6_suffix(app: App, server: FakeServer) -> None:
+    """Not served unless it is empty."""
+    assert (await complete(app, "x", suffix="")).status == 200
+    error = (await complete(app, "x", suffix="y")).error
+    assert (error["param"], error["code"]) == ("suffix", "unsupported_parameter")
+
+
+async def test_w_cmp_6_echo(app: App, server: FakeServer) -> None:
+    """The text that was sent, not what its ids would give, streamed or not."""
+    server.script = lambda request, index: ["!"]
+    [choice] = (await complete(app, "a<|im_end|>", echo=True)).json["choices"]
+    assert choice["text"] == "a<|im_end|>!"
+    events = (await complete(app, "a<|im_end|>", echo=True, stream=True)).events
+    assert "".join(event["choices"][0]["text"] for event in events) == "a<|im_end|>!"
 
 
 async def test_w_cmp_6_best_of(app: App) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from tests.api.fakes import FakeServer, post
 from toka.api.app import App
-from toka.request import Request, Sampling
+from toka.core.sequence import BATCH
+from toka.request import MAX_PRIORITY, Request, Sampling
 
 BOTH: dict[str, dict[str, Any]] = {
     "completions": {"prompt": "Hi"},
@@ -58,7 +59,10 @@ async def test_w_chat_11_penalties(app: App, server: FakeServer) -> None:
         ("frequency_penalty", -2.1, "decimal_below_min_value"),
         ("min_tokens", -1, "integer_below_min_value"),
         ("min_tokens", 2**40, "integer_above_max_value"),
-        ("priority", 2**40, "integer_above_max_value"),
+        ("priority", 2**20, "integer_above_max_value"),
+        ("priority", -(2**31) - 1, "integer_below_min_value"),
+        ("logprobs_format", "arrays", "invalid_value"),
+        ("logprobs_format", "packed", "invalid_value"),
         ("timeout_s", 0, "decimal_below_min_value"),
         ("cache_salt", "", "empty_string"),
         ("stop_token_ids", ["x"], "invalid_type"),
@@ -128,6 +132,13 @@ async def test_b08_stop_token_ids_in_range(app: App, server: FakeServer) -> None
 async def test_allowed_token_ids(app: App, server: FakeServer) -> None:
     """Each once."""
     assert (await served(app, server, allowed_token_ids=[7, 5, 7])).sampling.allowed == struct.pack("<2i", 5, 7)
+
+
+async def test_priority_stays_out_of_the_batch_lane(app: App, server: FakeServer) -> None:
+    """The largest number that a client may give still counts as somebody who waits."""
+    assert (await served(app, server, priority=2**20 - 1)).priority == MAX_PRIORITY == BATCH - 1
+    error = (await post(app, "completions", BOTH["completions"] | {"priority": BATCH})).error
+    assert (error["param"], error["code"]) == ("priority", "integer_above_max_value")
 
 
 async def test_cache_salt_and_priority(app: App, server: FakeServer) -> None:

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from starlette.types import Message
 
-from tests.api.conftest import CREATED
 from tests.api.fakes import FakeServer, call, post
 from toka.api.app import HARMLESS, App, fingerprint
 from toka.config import Config
@@ -123,28 +122,6 @@ async def test_w_http_10_body_in_parts(app: App, server: FakeServer) -> None:
     """A body may come in pieces."""
     assert (await post(app, "completions", None, parts=[b'{"prom', b'pt":"a', b'b"}'])).status == 200
     assert server.requests[0].prompts == [[97, 98]]
-
-
-async def test_w_mod_1_models(app: App, server: FakeServer) -> None:
-    """Every name, with the context length as soon as it is known."""
-    body = (await call(app, "GET", "/v1/models")).json
-    assert body["object"] == "list"
-    assert [card["id"] for card in body["data"]] == ["tiny", "org/alias"]
-    card = body["data"][1]
-    assert card == {
-        **{"id": "org/alias", "object": "model", "created": CREATED, "owned_by": "toka"},
-        **{"root": "tiny", "max_model_len": 2048},
-    }
-    server.max_model_len = 0
-    assert (await call(app, "GET", "/v1/models")).json["data"][0]["max_model_len"] is None
-
-
-async def test_w_mod_2_model(app: App) -> None:
-    """One model, whose id may contain a slash; an unknown one is a 404."""
-    assert (await call(app, "GET", "/v1/models/org/alias")).json["id"] == "org/alias"
-    unknown = await call(app, "GET", "/v1/models/org/other")
-    assert unknown.status == 404
-    assert unknown.error["code"] == "model_not_found"
 
 
 async def test_w_ver_1_health(app: App, server: FakeServer) -> None:

@@ -1,10 +1,11 @@
 """W-LP: log-probabilities in both shapes, and echo."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.api.fakes import Answer, FakeServer, post
+from tests.api.fakes import Answer, FakeServer, arrays, post
 from toka.api.app import App
 from toka.api.relay import joined
 from toka.request import Delta, Score
@@ -78,16 +79,22 @@ async def test_w_lp_5_completions(app: App) -> None:
 
 async def test_w_lp_5_sampled_outside(app: App, server: FakeServer) -> None:
     """k entries, and one more for a sampled token that is not of them; 0 gives the sampled one."""
-    server.score = lambda id: Score(-7.0, [(98, -0.1), (99, -0.2)])
+    server.score = lambda id: Score(-7.0, [(98, -0.125), (99, -0.25)])
     tops = (await complete(app, "Hi", logprobs=2)).json["choices"][0]["logprobs"]["top_logprobs"]
-    assert tops[0] == {"b": -0.1, "c": -0.2, "a": -7.0}
+    assert tops[0] == {"b": -0.125, "c": -0.25, "a": -7.0}
     tops = (await complete(app, "Hi", logprobs=0)).json["choices"][0]["logprobs"]["top_logprobs"]
     assert tops[0] == {"a": -7.0}
 
 
-async def test_w_lp_5_bound(app: App) -> None:
-    """No more than max_logprobs."""
-    assert (await complete(app, "Hi", logprobs=21)).error["param"] == "logprobs"
+@pytest.mark.parametrize("stream", [False, True])
+async def test_w_lp_5_bound(make: Callable[..., App], stream: bool) -> None:
+    """No more than max_logprobs: 20, unless the server says otherwise."""
+    for app, most in ((make(), 20), (make(max_logprobs=5), 5)):
+        assert (await complete(app, "Hi", logprobs=most, stream=stream)).status == 200
+        error = (await complete(app, "Hi", logprobs=most + 1, stream=stream)).error
+        assert (error["param"], error["code"]) == ("logprobs", "integer_above_max_value")
+        assert (await chat(app, top_logprobs=most, stream=stream)).status == 200
+        assert (await chat(app, top_logprobs=most + 1, stream=stream)).error["param"] == "top_logprobs"
 
 
 async def test_w_lp_6_echo(app: App, server: FakeServer) -> None:
@@ -170,9 +177,10 @@ async def test_w_lp_11_chat_streamed(app: App) -> None:
 
 def test_w_lp_11_held_deltas_keep_everything() -> None:
     """What a slow client has not been sent is joined without loss."""
-    a, b = Score(-1.0, []), Score(-2.0, [])
-    one = joined([Delta(0, "x", 1, ids=[1], scores=[a], prompt_scores=[b]), Delta(0, "y", 2, "stop", 5, [2], [b])])
-    assert one == Delta(0, "xy", 2, "stop", 5, [1, 2], [a, b], [b])
+    a, b = Score(-1.0, [(1, -1.0)], 1), Score(-2.0, [(9, -0.5)], 2)
+    first = Delta(0, "x", 1, ids=[1], scores=arrays([a]), prompt_scores=arrays([b]))
+    one = joined([first, Delta(0, "y", 2, ids=[2], scores=arrays([b])), Delta(0, "z", 2, "stop", 5)])
+    assert one == Delta(0, "xyz", 2, "stop", 5, [1, 2], arrays([a, b]), arrays([b]))
 
 
 async def test_prompt_logprobs(app: App, server: FakeServer) -> None:
@@ -187,7 +195,10 @@ async def test_prompt_logprobs(app: App, server: FakeServer) -> None:
     ]
     whole = (await chat(app, prompt_logprobs=0, logprobs=False)).json
     assert len(whole["prompt_logprobs"]) == len(server.requests[1].prompts[0])
-    assert whole["prompt_logprobs"][1] == {"115": {"logprob": -0.5, "rank": None, "decoded_token": "s"}}
+    server.score = lambda id: Score(-0.5, [(7, -0.25)], 31)
+    assert whole["prompt_logprobs"][1] == {"115": {"logprob": -0.5, "rank": 1, "decoded_token": "s"}}
+    far = (await complete(app, "ab", prompt_logprobs=0)).json["choices"][0]["prompt_logprobs"][1]
+    assert far == {"98": {"logprob": -0.5, "rank": 31, "decoded_token": "b"}}
     assert (await complete(app, "ab", prompt_logprobs=2, stream=True)).error["param"] == "prompt_logprobs"
 
 

@@ -1,14 +1,23 @@
 """The official client, over real HTTP, against the scripted engine."""
 
+import contextlib
+import socket
+import threading
+import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import ClassVar
 
+import anyio
 import openai
 import pytest
 from openai.types.chat import ChatCompletionMessageParam
 
 from tests.api.conftest import until
-from tests.api.fakes import FakeServer
-from toka.errors import EngineFault, Unavailable
+from tests.api.fakes import FakeGeneration, FakeServer
+from toka.errors import DeadlinePassed, EngineFault, RequestError, Unavailable
+from toka.request import Listener, Request
 
 HI: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hi"}]
 
@@ -112,3 +121,192 @@ async def test_async_chat(async_client: openai.AsyncOpenAI) -> None:
     assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Hello, world!"
     with pytest.raises(openai.BadRequestError):
         await async_client.chat.completions.create(model="tiny", messages=[])
+
+
+class Overloaded(RequestError):
+    """A refusal that is worth another try."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "rate_limit_exceeded"
+    headers: ClassVar[dict[str, str]] = {"retry-after": "3"}
+
+
+class Broken(RequestError):
+    """A 500 that says nothing of another try."""
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the client would have slept between its tries, in seconds."""
+    slept: list[float] = []
+    monkeypatch.setattr("openai._base_client.time", SimpleNamespace(**vars(time) | {"sleep": slept.append}))
+    return slept
+
+
+@pytest.fixture
+def refusals(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> list[RequestError]:
+    """What the engine answers first, one a try; then it serves."""
+    waiting: list[RequestError] = []
+    submit = server.submit
+
+    def refuse(request: Request, listener: Listener) -> FakeGeneration:
+        if waiting:
+            raise waiting.pop(0)
+        return submit(request, listener)
+
+    monkeypatch.setattr(server, "submit", refuse)
+    return waiting
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_w_http_3_overload_is_retried_when_the_server_says(
+    client: openai.OpenAI, refusals: list[RequestError], pauses: list[float], stream: bool
+) -> None:
+    """A 429 and a 503 are tried again after their `retry-after`, also where a stream was asked for."""
+    refusals += [Overloaded("The queue is full."), Unavailable("The model is loading.")]
+    patient = client.with_options(max_retries=2)
+    if stream:
+        chunks = list(patient.completions.create(model="tiny", prompt="x", stream=True))
+        text = "".join(chunk.choices[0].text for chunk in chunks)
+    else:
+        text = patient.completions.create(model="tiny", prompt="x").choices[0].text
+    assert text == "Hello, world!"
+    assert pauses == [3.0, 1.0]
+
+
+def test_w_http_3_overload_that_lasts_is_an_error(
+    client: openai.OpenAI, refusals: list[RequestError], pauses: list[float]
+) -> None:
+    """The exception that programs catch, with its code, when the tries are spent."""
+    refusals += [Overloaded("The queue is full.")] * 3
+    with pytest.raises(openai.RateLimitError) as caught:
+        client.with_options(max_retries=2).completions.create(model="tiny", prompt="x")
+    assert (caught.value.code, caught.value.type) == ("rate_limit_exceeded", "rate_limit_error")
+    assert (refusals, len(pauses)) == ([], 2)
+
+
+def test_w_http_3_a_500_of_unknown_cause_is_retried(
+    client: openai.OpenAI, refusals: list[RequestError], pauses: list[float]
+) -> None:
+    """With the client's own pause, and its count of tries does no harm."""
+    refusals.append(Broken("?"))
+    assert client.with_options(max_retries=1).completions.create(model="tiny", prompt="x").choices
+    assert len(pauses) == 1
+
+
+@pytest.mark.parametrize("error", [EngineFault("broken"), DeadlinePassed("too late")], ids=lambda error: error.status)
+def test_w_http_3_what_would_fail_again_is_not_retried(
+    client: openai.OpenAI, refusals: list[RequestError], pauses: list[float], error: RequestError
+) -> None:
+    """500 and 408 that carry `x-should-retry: false`, though clients repeat these by themselves."""
+    refusals += [error, error]
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.with_options(max_retries=2).completions.create(model="tiny", prompt="x")
+    assert caught.value.status_code == error.status
+    assert (len(refusals), pauses) == (1, [])
+
+
+def test_w_http_3_a_bad_request_is_not_retried(client: openai.OpenAI, server: FakeServer, pauses: list[float]) -> None:
+    """400 and 404 neither."""
+    patient = client.with_options(max_retries=2)
+    with pytest.raises(openai.BadRequestError):
+        patient.completions.create(model="tiny", prompt="x", n=1000)
+    with pytest.raises(openai.NotFoundError):
+        patient.completions.create(model="other", prompt="x")
+    assert pauses == []
+
+
+class Cable:
+    """Between a client and a server, both ways; may be cut once."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self._ends: list[socket.socket] = []
+        self.connections = 0
+        self.url = f"http://127.0.0.1:{self._door.getsockname()[1]}/v1"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Hang up on both sides; those who come later are served."""
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self._ends.clear()
+
+    def close(self) -> None:
+        self.cut()
+        self._door.shutdown(socket.SHUT_RDWR)
+        self._door.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near = self._door.accept()[0]
+                far = socket.create_connection(("127.0.0.1", self._port))
+                self.connections += 1
+                self._ends += [near, far]
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    @staticmethod
+    def _carry(one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+        with contextlib.suppress(OSError):
+            other.shutdown(socket.SHUT_WR)
+        one.close()
+
+
+@pytest.fixture
+def cable(port: int) -> Iterator[Cable]:
+    cable = Cable(port)
+    yield cable
+    cable.close()
+
+
+def test_w_http_3_a_connection_cut_before_the_answer_is_made_anew(
+    cable: Cable, server: FakeServer, pauses: list[float]
+) -> None:
+    """The client asks again and is served; what it asked first is given up."""
+    server.held = True
+    with openai.OpenAI(base_url=cable.url, api_key="none", max_retries=2) as client, ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(client.completions.create, model="tiny", prompt="x")
+        until(lambda: len(server.requests) == 1)
+        server.held = False
+        cable.cut()
+        assert answer.result(10).choices[0].text == "Hello, world!"
+    until(lambda: server.cancelled == [server.requests[0].id])
+    assert (len(server.requests), len(pauses)) == (2, 1)
+
+
+def test_w_http_3_a_stream_cut_midway_raises(cable: Cable, server: FakeServer) -> None:
+    """It does not look like an end, nobody asks again behind the program's back, and the server stops working."""
+    server.script = lambda request, index: ["word "] * 100_000
+    server.pause = 0.001
+    with openai.OpenAI(base_url=cable.url, api_key="none", max_retries=2) as client:
+        stream = client.completions.create(model="tiny", prompt="x", stream=True, max_tokens=1000)
+        next(iter(stream))
+        cable.cut()
+        with pytest.raises(Exception, match=r"(?i)incomplete|closed|connection"):
+            list(stream)
+    until(lambda: len(server.cancelled) == 1, 2.0)
+    assert len(server.requests) == 1
+
+
+async def test_w_http_3_the_asynchronous_client_retries_too(
+    async_client: openai.AsyncOpenAI, refusals: list[RequestError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the other does."""
+    pauses: list[float] = []
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("openai._base_client.anyio", SimpleNamespace(**vars(anyio) | {"sleep": pause}))
+    refusals.append(Overloaded("The queue is full."))
+    answer = await async_client.with_options(max_retries=1).completions.create(model="tiny", prompt="x")
+    assert answer.choices[0].text == "Hello, world!"
+    assert pauses == [3.0]

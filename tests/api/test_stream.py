@@ -12,9 +12,10 @@ from tests.api.fakes import FakeServer, post
 from toka.api.app import App
 from toka.api.chunks import ChatChunks, TextChunks, encode_text
 from toka.api.exchange import Exchange
+from toka.api.relay import Paced
 from toka.api.reply import Tally
 from toka.api.stream import EventStream, resume
-from toka.errors import BadRequest, EngineFault
+from toka.errors import BadRequest, EngineFault, RequestError
 from toka.request import Delta
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -436,3 +437,62 @@ async def test_resume_is_cancelled() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert seen == ["cancelled"]
+
+
+# stream_interval
+
+
+class Heard:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.errors: list[RequestError] = []
+
+    def deliver(self, deltas: list[Delta]) -> None:
+        self.deltas += deltas
+
+    def fail(self, error: RequestError) -> None:
+        self.errors.append(error)
+
+
+def test_w_sse_7_interval_first_and_last_at_once() -> None:
+    """Of each choice the first text and the end do not wait; in between there are so many tokens a delta."""
+    heard = Heard()
+    paced = Paced(heard, 4)
+    for step in range(1, 11):
+        paced.deliver([Delta(index, f"{step}", step, "stop" if step == 10 else None) for index in (0, 1)])
+    for index in (0, 1):
+        mine = [(delta.text, delta.tokens) for delta in heard.deltas if delta.index == index]
+        assert mine == [("1", 1), ("2345", 5), ("6789", 9), ("10", 10)]
+
+
+def test_w_sse_7_interval_first_text() -> None:
+    """Tokens without a text are not the first: what comes when a character is complete is not kept back."""
+    heard = Heard()
+    paced = Paced(heard, 8)
+    for step, text in enumerate(("", "", "é", "x"), 1):
+        paced.deliver([Delta(0, text, step)])
+    assert [delta.text for delta in heard.deltas] == ["é"]
+
+
+def test_w_sse_7_interval_and_a_failure() -> None:
+    """What is held comes before the error."""
+    heard = Heard()
+    paced = Paced(heard, 8)
+    paced.deliver([Delta(0, "a", 1)])
+    paced.deliver([Delta(0, "b", 2)])
+    paced.fail(EngineFault("broken"))
+    assert [delta.text for delta in heard.deltas] == ["a", "b"]
+    assert len(heard.errors) == 1
+
+
+async def test_w_sse_7_interval_of_the_server(make: Callable[..., App], server: FakeServer) -> None:
+    """The option holds where a request does not say."""
+    server.script = lambda request, index: ["x"] * 10
+    app = make(stream_interval=4)
+    assert len((await post(app, "completions", TEXT)).events) == 4
+    assert len((await post(app, "completions", TEXT | {"stream_interval": 1})).events) == 10
+    assert len((await post(app, "completions", TEXT | {"stream_interval": 100})).events) == 2
+    answer = await post(app, "completions", TEXT | {"stream_interval": 0})
+    assert (answer.status, answer.error["param"]) == (400, "stream_interval")

@@ -34,13 +34,18 @@ def pieces(tokenizer: Tokenizer, ids: list[int], size: int) -> list[str]:
     kind=st.sampled_from([kind.__name__ for kind in KINDS]),
     ids=st.lists(st.integers(0, 280), max_size=40),
     size=st.integers(1, 5),
+    spelled=st.booleans(),
 )
-@example(kind="sentencepiece", ids=[259, 259, 265], size=1)
-@example(kind="sentencepiece", ids=[1, 259, 1, 265], size=1)
-@example(kind="metaspace", ids=[1, 5, 4], size=1)
-def test_the_pieces_are_the_text(vocabularies: dict[str, Tokenizer], kind: str, ids: list[int], size: int) -> None:
-    """Byte for byte what `decode` makes of all ids, in pieces of any size; ids that no token has are nothing."""
-    tokenizer = vocabularies[kind]
+@example(kind="sentencepiece", ids=[259, 259, 265], size=1, spelled=False)
+@example(kind="sentencepiece", ids=[1, 259, 1, 265], size=1, spelled=False)
+@example(kind="sentencepiece", ids=[1, 265, 2, 265], size=1, spelled=True)
+@example(kind="metaspace", ids=[1, 5, 4], size=1, spelled=False)
+def test_the_pieces_are_the_text(
+    vocabularies: dict[str, Tokenizer], kind: str, ids: list[int], size: int, spelled: bool
+) -> None:
+    """Byte for byte what `decode` makes of all ids, in pieces of any size; ids that no token has are nothing. Special
+    tokens are spelled or not."""
+    tokenizer = vocabularies[kind].spelled if spelled else vocabularies[kind]
     assert "".join(pieces(tokenizer, ids, size)) == tokenizer.decode(ids)
 
 
@@ -83,6 +88,13 @@ def test_added_tokens_are_as_they_are_written(tmp_path: Path) -> None:
     tokenizer = load(byte_level, tmp_path)
     ids = tokenizer.encode("<s>a plain text</s>")
     assert pieces(tokenizer, ids, 1) == ["", "a", " ", "plain text", "", ""]
+
+
+def test_special_tokens_are_shown_where_they_are_spelled(tmp_path: Path) -> None:
+    """Each with its id, as it is written."""
+    tokenizer = load(byte_level, tmp_path)
+    ids = tokenizer.encode("<s>a plain text</s>")
+    assert pieces(tokenizer.spelled, ids, 1) == ["<s>", "a", " ", "plain text", "</s>", ""]
 
 
 @pytest.mark.model

@@ -252,6 +252,34 @@ def test_whether_content_may_be_parts_is_tried_out(tmp_path: Path, source: str, 
     assert load(tmp_path, source).takes_parts is takes
 
 
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        (CHATML, {"messages", "add_generation_prompt"}),
+        ("{% if enable_thinking is defined and not enable_thinking %}x{% endif %}", {"enable_thinking"}),
+        (
+            "{%- macro head() %}{%- if reasoning_effort is not defined %}{%- set reasoning_effort = 'low' %}{% endif %}"
+            "{{- 'Reasoning: ' + reasoning_effort }}{%- endmacro %}{{- head() }}",
+            {"reasoning_effort"},
+        ),
+        ("{%- if not thinking is defined %}{% set thinking = false %}{% endif %}{{ thinking }}", {"thinking"}),
+        ("{% set thinking = true %}{% for m in messages %}{{ thinking }}{% endfor %}", {"messages"}),
+        ("{# enable_thinking #}{{ 'enable_thinking' }}", set()),
+    ],
+)
+def test_the_variables_that_a_template_knows(tmp_path: Path, source: str, names: set[str]) -> None:
+    """Those that it reads from outside, be there a default or not; its own and words in a text are none."""
+    assert load(tmp_path, source).variables == names
+
+
+def test_another_template_has_the_same_tokens(tmp_path: Path) -> None:
+    """A broken one is the request's fault."""
+    template = load(tmp_path, CHATML)
+    assert template.other("{{ bos_token }}|{{ messages[0].role }}").render([USER]) == "<|im_start|>|user"
+    with pytest.raises(BadRequest, match=r"^Invalid 'chat_template': [^\n]+ \(line 1\)\.$"):
+        template.other("{% for %}")
+
+
 def test_an_open_message_excludes_a_new_one(tmp_path: Path) -> None:
     """Both at once make no sense."""
     with pytest.raises(BadRequest, match="set one of them to false"):

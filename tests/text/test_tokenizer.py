@@ -11,10 +11,11 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from tests.fakes import IM_END, IM_START, TINY_VOCAB, write_byte_tokenizer, write_tiny_model
-from tests.text.vocabularies import byte_level, load, loaded, sentencepiece
+from tests.text.vocabularies import byte_level, load, loaded, sentencepiece, wordpiece
 from toka.errors import StartError
 from toka.text.tokenizer import Tokenizer
 
@@ -89,6 +90,7 @@ def test_the_default_models_ids_are_those_of_transformers(smollm2: Path, text: s
     ids = ours.encode(text)
     assert ids == reference(text).input_ids
     assert ours.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+    assert ours.spelled.decode(ids) == reference.decode(ids)
 
 
 def test_a_lone_surrogate_is_a_replacement_character(tmp_path: Path) -> None:
@@ -103,6 +105,33 @@ def test_special_tokens_are_parsed_and_not_shown(tmp_path: Path) -> None:
     ids = tokenizer.encode("<|im_start|>a<|im_end|>")
     assert ids == [IM_START, ord("a"), IM_END]
     assert tokenizer.decode(ids) == "a"
+
+
+@pytest.mark.parametrize("kind", [byte_level, sentencepiece])
+def test_special_tokens_may_be_spelled(tmp_path: Path, kind: Callable[[], tokenizers.Tokenizer]) -> None:
+    """As transformers shows them with skip_special_tokens=False; everything else stays as it is."""
+    ours = load(kind, tmp_path)
+    reference = theirs(write_settings(tmp_path, bos_token="<s>", eos_token="</s>"))
+    ids = ours.encode("<s>hello é</s> hello<s></s>")
+    assert ours.spelled.decode(ids) == reference.decode(ids)
+    assert ours.spelled.special_ids == ours.special_ids
+    assert [ours.spelled.bytes_of(id) for id in ours.special_ids] == [
+        ours.token_of(id).encode() for id in ours.special_ids
+    ]
+    assert all(ours.bytes_of(id) == b"" for id in ours.special_ids)
+    assert ours.spelled.spelled is ours.spelled
+
+
+def test_some_decoders_put_spaces_between_special_tokens(tmp_path: Path) -> None:
+    """BERT's does, those of language models do not; without special tokens there is nothing to space."""
+
+    def bert() -> tokenizers.Tokenizer:
+        backend = wordpiece()
+        backend.add_special_tokens([AddedToken("[SEP]", special=True)])
+        return backend
+
+    assert load(bert, tmp_path / "bert").spaces_names
+    assert not any(load(kind, tmp_path / kind.__name__).spaces_names for kind in (byte_level, sentencepiece, wordpiece))
 
 
 def test_encoding_lets_other_threads_run(tmp_path: Path) -> None:

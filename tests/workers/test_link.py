@@ -290,3 +290,18 @@ def test_last_words_still_leave(context: zmq.Context[zmq.Socket[bytes]], engine:
         engine.hear()
         link.say(Tokens(epoch=7, step=0, ids=bytes(100_000)))
     assert engine.hear() == Tokens(epoch=7, step=0, ids=bytes(100_000))
+
+
+def test_what_a_lost_engine_cannot_hear_holds_nobody_up(link: Link, engine: Engine) -> None:
+    """Results are dropped at once, what the engine had sent is still read, and then it is known to be lost."""
+    engine.plans.send(encode(Plan(epoch=7, step=0)))
+    engine.plans.send(encode(Stop(reason="enough")))
+    assert isinstance(link.receive(wait=True), Plan)
+    engine.crash()
+    began = time.monotonic()
+    link.say(Tokens(epoch=7, step=0, ids=b""))
+    link.say(Tokens(epoch=7, step=1, ids=b""))
+    assert link.receive(wait=True) == Stop(reason="enough")
+    with pytest.raises(EngineLost):
+        link.receive(wait=True)
+    assert time.monotonic() - began < 5

@@ -78,6 +78,7 @@ def test_what_was_allocated_while_loading_is_written_by_the_loop(folder: Path) -
     ("fields", "words"),
     [
         ({"dtype": "int8"}, "dtype 'int8' is not supported. Supported: float32, bfloat16, float16"),
+        ({"logprobs_mode": "raw_logits"}, "logprobs_mode 'raw_logits' is not supported. Supported: raw, processed"),
         ({"kv_tokens": 10**12}, "does not fit"),
         ({"load_format": "safetensors"}, "model.safetensors"),
     ],

@@ -14,6 +14,7 @@ from toka.api.completions import Completions
 from toka.api.exchange import SCOPE_KEY, ClientGone, Exchange
 from toka.api.health import Fixed, Health, Load, ServerInfo
 from toka.api.models import Models
+from toka.api.openapi import OpenApi
 from toka.api.service import ChatTemplate, Service, Tokenizer, shown
 from toka.api.tokenize import Detokenize, Tokenize, TokenizerInfo
 from toka.config import Config
@@ -45,6 +46,8 @@ HARMLESS = frozenset(
         "max_logprobs",
         "max_body_bytes",
         "log_level",
+        "stream_interval",
+        "trust_request_chat_template",
     }
 )
 """Options that do not change what a request is answered. All others are part of the fingerprint."""
@@ -117,6 +120,7 @@ class App:
             redirect_slashes=False,
             default=not_found,
         )
+        self._router.routes.append(Route("/openapi.json", OpenApi(service, self._router.routes)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""

@@ -1,16 +1,37 @@
 """Many chat requests in one body, answered together: /v1/chat/completions/batch."""
 
 import asyncio
+import time
 
 import msgspec
 
 from toka.api import errors
 from toka.api.chat import Chat
 from toka.api.exchange import ClientGone, Endpoint, Exchange, Hangup
-from toka.api.generate import Text, deadline
+from toka.api.fields import decode
+from toka.api.generate import Job, Text, deadline
+from toka.api.idempotency import Runs
+from toka.api.limits import MAX_CHOICES
 from toka.api.reply import Whole
 from toka.api.schemas import ChatBody
+from toka.api.weight import apart
 from toka.errors import BadRequest, RequestError
+
+SLICE = 0.01
+"""Seconds of work after which everybody else gets a turn."""
+
+
+class Turns:
+    """Lets the event loop turn during work that is long in all, though each of its parts is short."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+
+    async def next(self) -> None:
+        """To be awaited after each part."""
+        if time.monotonic() - self._since > SLICE:
+            await asyncio.sleep(0)
+            self._since = time.monotonic()
 
 
 class Bulk(Endpoint):
@@ -23,49 +44,70 @@ class Bulk(Endpoint):
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
+        self.runs = Runs(self.prepare, chat.begin)
 
     async def serve(self, exchange: Exchange) -> None:
         """Answer, or raise RequestError."""
         chat = self._chat
-        bodies = parse(chat, await exchange.read_json(chat.service.config.max_body_bytes))
-        texts = [check(chat, body, index) for index, body in enumerate(bodies)]
+        run = await self.runs.open(exchange, chat.service.config.max_body_bytes)
         hangup = Hangup(exchange.receive)
         replies: list[Whole] = []
         alarms: list[asyncio.TimerHandle] = []
+        turns = Turns()
         try:
-            jobs = []
-            for index, (body, text) in enumerate(zip(bodies, texts, strict=True)):
-                try:
-                    jobs.append(await chat.job(body, text))
-                except RequestError as error:
-                    raise at(error, index) from None
-            if hangup.gone:
-                raise ClientGone("before the engine heard of it")
-            for job in jobs:
-                reply = Whole(job.tally())
-                replies.append(reply)
-                if alarm := deadline(job.body.timeout_s, reply):
-                    alarms.append(alarm)
-                chat.begin(job, reply)
+            with run:
+                jobs = [job.afresh() for job in await run.jobs()]
+                if hangup.gone:
+                    raise ClientGone("before the engine heard of it")
+                for number, job in enumerate(jobs):
+                    reply = Whole(job.tally())
+                    replies.append(reply)
+                    if alarm := deadline(job.body.timeout_s, reply):
+                        alarms.append(alarm)
+                    run.begin(number, reply.tally, reply)
+                    await turns.next()
 
-            def hang_up() -> None:
+                def hang_up() -> None:
+                    for reply in replies:
+                        reply.hang_up()
+
+                hangup.tell(hang_up)
+                await settled(replies)
                 for reply in replies:
-                    reply.hang_up()
-
-            hangup.tell(hang_up)
-            await settled(replies)
-            for reply in replies:
-                if reply.failure is not None:
-                    raise reply.failure
-                if reply.gone:
-                    raise ClientGone("before the answers were whole")
+                    if reply.failure is not None:
+                        raise reply.failure
+                    if reply.gone:
+                        raise ClientGone("before the answers were whole")
         finally:
             hangup.close()
             for alarm in alarms:
                 alarm.cancel()
             for reply in replies:
                 reply.close()
-        await exchange.respond_json([chat.collected(job, reply) for job, reply in zip(jobs, replies, strict=True)])
+        answers = []
+        for job, reply in zip(jobs, replies, strict=True):
+            answers.append(msgspec.json.encode(chat.collected(job, reply)))
+            await turns.next()
+        await exchange.respond(200, b"[" + b",".join(answers) + b"]")
+
+    async def prepare(self, body: bytes) -> list[Job[ChatBody]]:
+        """The requests of a body, all checked and then tokenized. Raises RequestError."""
+        chat = self._chat
+
+        def read() -> list[tuple[ChatBody, Text]]:
+            bodies = parse(chat, body)
+            check_count(bodies)
+            return [(one, check(chat, one, index)) for index, one in enumerate(bodies)]
+
+        jobs = []
+        turns = Turns()
+        for index, (one, text) in enumerate(await apart(body, read)):
+            try:
+                jobs.append(await chat.job(one, text))
+            except RequestError as error:
+                raise at(error, index) from None
+            await turns.next()
+        return jobs
 
 
 async def settled(replies: list[Whole]) -> None:
@@ -85,10 +127,7 @@ async def settled(replies: list[Whole]) -> None:
 
 def parse(chat: Chat, body: bytes) -> list[ChatBody]:
     """The requests of a body. Raises BadRequest, with the path of what is wrong."""
-    try:
-        decoded = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise errors.invalid_json(body, error) from None
+    decoded = decode(body)
     if isinstance(decoded, dict):
         unknown = sorted(decoded.keys() - {"requests"})
         if unknown:
@@ -107,6 +146,12 @@ def parse(chat: Chat, body: bytes) -> list[ChatBody]:
         except RequestError as error:
             raise at(error, index) from None
     return bodies
+
+
+def check_count(bodies: list[ChatBody]) -> None:
+    """All of them together may not have more than MAX_CHOICES answers. Raises BadRequest."""
+    if len(bodies) > 1 and sum(body.n for body in bodies) > MAX_CHOICES:
+        raise errors.too_long("requests", "array", f"{MAX_CHOICES} choices over all requests")
 
 
 def check(chat: Chat, body: ChatBody, index: int) -> Text:

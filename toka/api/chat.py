@@ -8,15 +8,15 @@ from toka.api import errors
 from toka.api.chunks import ChatChunks
 from toka.api.details import Shown
 from toka.api.fields import CHAT
-from toka.api.generate import Generate, Job, Text, limit_name, limit_of
-from toka.api.logprobs import chat_logprobs
+from toka.api.generate import Generate, Job, Text
+from toka.api.limits import last, limit_name, limit_of
+from toka.api.logprobs import Entry, chat_logprobs
 from toka.api.messages import check_continues, conversation
-from toka.api.schemas import ChatBody, ChatChoice, ChatCompletion, ChatMessage, Usage
-from toka.errors import BadRequest
+from toka.api.schemas import ChatBody, ChatChoice, ChatCompletion, ChatLogprobs, ChatMessage, TextLogprobs, Usage
+from toka.api.service import ChatTemplate
+from toka.api.variables import variables_of
+from toka.errors import BadRequest, Unsupported
 from toka.request import Delta
-
-RESERVED = ("self", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
-"""Names that `chat_template_kwargs` cannot set: they have a field of their own, or none."""
 
 
 class Chat(Generate[ChatBody]):
@@ -28,14 +28,16 @@ class Chat(Generate[ChatBody]):
     chunks = ChatChunks
 
     def text(self, body: ChatBody) -> Text:
-        """Messages are checked here, rendered and tokenized later. The template writes BOS, not the tokenizer."""
-        template = self.service.chat()
+        """A conversation without tools, to be answered with at least one token."""
         check_tools(body)
         if limit_of(body) == 0:
             raise errors.out_of_range(limit_name(body), "integer", ">=", 1, 0)
-        for name in RESERVED:
-            if name in body.chat_template_kwargs:
-                raise errors.wrong_value("chat_template_kwargs", f"'{name}' cannot be set here.")
+        return self.prompt(body)
+
+    def prompt(self, body: ChatBody, tools: list[dict[str, object]] | None = None) -> Text:
+        """Messages are checked here, rendered and tokenized later. The template writes BOS, not the tokenizer."""
+        template = self._template(body)
+        variables = variables_of(body, template, self.service.names[0])
         going_on = body.continue_final_message
         if going_on and body.add_generation_prompt:
             raise BadRequest(
@@ -47,7 +49,7 @@ class Chat(Generate[ChatBody]):
         if going_on:
             check_continues(messages)
         prompting = not going_on if body.add_generation_prompt is None else body.add_generation_prompt
-        tokenizer = self.service.tokenizer
+        tokenizer, keep = self.service.tokenizer, self.kept(body)
 
         def tokenize() -> list[list[int]]:
             try:
@@ -55,21 +57,40 @@ class Chat(Generate[ChatBody]):
                     messages,
                     add_generation_prompt=prompting,
                     continue_final_message=going_on,
-                    **body.chat_template_kwargs,
+                    tools=tools,
+                    **variables,
                 )
             except RecursionError:
                 raise BadRequest(
                     "The messages are nested too deeply for the chat template.", param="messages"
                 ) from None
-            self.check_text(text)
+            self.check_text(body, text)
             ids = tokenizer.encode(text, add_special_tokens=False)
             if not ids:
                 raise BadRequest("The chat template made an empty prompt of these messages.", param="messages")
-            return [ids]
+            return [last(ids, keep)]
 
-        return Text(chars(messages), tokenize)
+        return Text(chars(messages) + chars(tools), tokenize)
 
-    def usual_limit(self, prompts: Sequence[Sequence[int]]) -> int | None:
+    def _template(self, body: ChatBody) -> ChatTemplate:
+        """The model's, or the client's own. Raises BadRequest."""
+        template = self.service.chat()
+        if body.chat_template is None:
+            return template
+        if not self.service.config.trust_request_chat_template:
+            raise Unsupported(
+                "Unsupported parameter: 'chat_template' is code that this server would run. It takes templates from "
+                "requests only if it is started with trust_request_chat_template=T.",
+                param="chat_template",
+            )
+        return template.other(body.chat_template)
+
+    @staticmethod
+    def shape(entries: Sequence[Entry]) -> ChatLogprobs:
+        """OpenAI's for chats."""
+        return chat_logprobs(entries)
+
+    def usual_limit(self) -> int | None:
         """The rest of the context."""
         return None
 
@@ -93,13 +114,14 @@ class Chat(Generate[ChatBody]):
 def chat_choice(delta: Delta, shown: Shown | None) -> ChatChoice:
     """A whole choice."""
     assert delta.finish_reason is not None
-    entries, ids = (None, None) if shown is None else (shown.entries, shown.ids)
+    logprobs, ids = (None, None) if shown is None else (shown.logprobs, shown.ids)
+    assert not isinstance(logprobs, TextLogprobs)
     return ChatChoice(
         delta.index,
         ChatMessage(delta.text),
         delta.finish_reason,
         delta.stop_reason,
-        None if entries is None else chat_logprobs(entries),
+        logprobs,
         UNSET if ids is None else list(ids),
     )
 

@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 import msgspec
 
 from toka.api.details import Details
-from toka.api.logprobs import chat_logprobs, text_logprobs
 from toka.api.reply import Tally
 from toka.errors import RequestError
 from toka.request import Delta
@@ -100,8 +99,8 @@ class ChatChunks(Chunks):
         first = tail
         if self._details is not None:
             shown = self._details.take(delta)
-            if shown.entries:
-                logprobs = encode_line(chat_logprobs(shown.entries))
+            if shown.scored:
+                logprobs = encode_line(shown.logprobs)
             if shown.ids is not None:
                 more = b',"token_ids":' + _encode(shown.ids)
             if shown.prompt_ids is not None:
@@ -131,8 +130,8 @@ class TextChunks(Chunks):
         if self._details is not None:
             shown = self._details.take(delta)
             text = shown.text
-            if shown.entries:
-                logprobs = encode_line(text_logprobs(shown.entries))
+            if shown.scored:
+                logprobs = encode_line(shown.logprobs)
             if shown.ids is not None:
                 more = b',"token_ids":' + _encode(shown.ids)
             if shown.prompt_ids is not None:

@@ -9,10 +9,10 @@ from toka.api.chunks import TextChunks
 from toka.api.details import Details
 from toka.api.fields import COMPLETION
 from toka.api.generate import Generate, Job, Text
-from toka.api.limits import check_choices
-from toka.api.logprobs import text_logprobs
+from toka.api.limits import check_choices, last
+from toka.api.logprobs import Entry, text_logprobs
 from toka.api.sampling import check_ids as check_each
-from toka.api.schemas import CompletionBody, TextChoice, TextCompletion, Usage
+from toka.api.schemas import ChatLogprobs, CompletionBody, TextChoice, TextCompletion, TextLogprobs, Usage
 from toka.api.service import Tokenizer
 from toka.errors import BadRequest
 from toka.request import Delta
@@ -33,25 +33,34 @@ class Completions(Generate[CompletionBody]):
         tokenizer = self.service.tokenizer
         texts, ids = split(body.prompt)
         check_choices(len(texts or ids), body.n)
+        keep = self.kept(body)
         if texts:
             for text in texts:
-                self.check_text(text)
-            return Text(sum(map(len, texts)), lambda: [encode(tokenizer, text) for text in texts])
+                self.check_text(body, text)
+            return Text(sum(map(len, texts)), lambda: [encode(tokenizer, text, keep) for text in texts])
         single = isinstance(body.prompt, list) and isinstance(body.prompt[0], int)
         for number, prompt in enumerate(ids):
             check_ids(prompt, "prompt" if single else f"prompt[{number}]", tokenizer.vocab_size)
-        return Text(0, lambda: ids)
+        return Text(0, lambda: [last(prompt, keep) for prompt in ids])
 
-    def usual_limit(self, prompts: Sequence[Sequence[int]]) -> int | None:
-        """OpenAI's default is 16; it yields to the context, since nobody asked for it."""
-        return min(DEFAULT_MAX_TOKENS, self.service.server.max_model_len - max(map(len, prompts)))
+    @staticmethod
+    def shape(entries: Sequence[Entry]) -> TextLogprobs:
+        """OpenAI's for completions."""
+        return text_logprobs(entries)
+
+    def usual_limit(self) -> int | None:
+        """OpenAI's default is 16."""
+        return DEFAULT_MAX_TOKENS
 
     def echoed(self, body: CompletionBody, prompts: list[list[int]]) -> list[str] | None:
-        """Texts as they were sent, ids decoded, if the client asks for them."""
+        """If the client asks for them: texts as they were sent; ids, and what is left of a text, decoded."""
         if not body.echo:
             return None
         texts, _ = split(body.prompt)
-        return texts or [self.service.tokenizer.decode(ids) for ids in prompts]
+        if texts and body.truncate_prompt_tokens is None:
+            return texts
+        tokenizer = self.shown_by(body)
+        return [tokenizer.decode(ids) for ids in prompts]
 
     def whole(self, job: Job[CompletionBody], choices: list[Delta], usage: Usage) -> TextCompletion:
         """An answer that is not streamed."""
@@ -72,12 +81,13 @@ def text_choice(delta: Delta, details: Details | None) -> TextChoice:
     if details is None:
         return TextChoice(delta.index, delta.text, delta.finish_reason, delta.stop_reason)
     shown = details.take(delta)
+    assert not isinstance(shown.logprobs, ChatLogprobs)
     return TextChoice(
         delta.index,
         shown.text,
         delta.finish_reason,
         delta.stop_reason,
-        None if shown.entries is None else text_logprobs(shown.entries),
+        shown.logprobs,
         UNSET if shown.ids is None else list(shown.ids),
         UNSET if shown.prompt_ids is None else shown.prompt_ids,
         UNSET if shown.prompt is None else shown.prompt,
@@ -113,9 +123,13 @@ def check_ids(ids: list[int], param: str, vocab_size: int) -> None:
     check_each(ids, param, vocab_size)
 
 
-def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a text prompt. An empty one starts from BOS. Raises BadRequest if there is none."""
+def encode(tokenizer: Tokenizer, text: str, keep: int | None) -> list[int]:
+    """Ids of a text prompt: the last `keep` ones, and with them what the tokenizer puts in front of a text, such as
+    BOS. An empty text starts from BOS. Raises BadRequest if there is none."""
     ids = tokenizer.encode(text)
+    if keep is not None and len(ids) > keep:
+        plain = tokenizer.encode(text, add_special_tokens=False)
+        return last(ids, keep, len(ids) - len(plain) if ids[-len(plain) :] == plain else 0)
     if ids:
         return ids
     if tokenizer.bos_id is None:

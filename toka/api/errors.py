@@ -2,6 +2,7 @@
 
 import re
 from difflib import get_close_matches
+from typing import Literal, get_args, get_origin
 
 import msgspec
 
@@ -22,6 +23,7 @@ NAMES = {
 _TYPE = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 _BOUND = re.compile(r"Expected `(int|float)` (<=|>=|<|>) (\S+)")
 _LENGTH = re.compile(r"Expected `(str|array)` of length (<=|>=) (\d+)")
+_ENUM = re.compile(r"Invalid enum value ")
 _MISSING = re.compile(r"Object missing required field `([^`]+)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]+)`")
 _PATH = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)
@@ -46,6 +48,11 @@ def invalid_json(body: bytes, error: Exception) -> BadRequest:
     else:
         reason = reason.removeprefix("JSON is malformed: ")
     return BadRequest(f"We could not parse the JSON body of your request: {reason}.")
+
+
+def too_deep() -> BadRequest:
+    """The body is JSON of more levels than can be looked into."""
+    return BadRequest("The body of your request is nested too deeply.")
 
 
 def not_an_object(value: object) -> BadRequest:
@@ -107,8 +114,8 @@ def unsupported(param: str) -> Unsupported:
     )
 
 
-def invalid(error: msgspec.ValidationError, body: object) -> BadRequest:
-    """What msgspec says of a decoded body, in OpenAI's words."""
+def invalid(error: msgspec.ValidationError, body: object, struct: type[msgspec.Struct] | None = None) -> BadRequest:
+    """What msgspec says of a body that was to be a `struct`, in OpenAI's words."""
     text = str(error)
     found = _PATH.search(text)
     path = found[1] if found else ""
@@ -117,6 +124,8 @@ def invalid(error: msgspec.ValidationError, body: object) -> BadRequest:
         return missing(f"{path}.{match[1]}" if path else match[1])
     if match := _UNKNOWN.match(text):
         return unknown(f"{path}.{match[1]}" if path else match[1], [])
+    if _ENUM.match(text) and struct is not None and (choices := _choices(struct, path)):
+        return wrong_value(path, f"supported values are {', '.join(map(repr, choices))}.")
     if match := _TYPE.match(text):
         wanted = [NAMES.get(name, name) for name in match[1].split(" | ") if name != "null"]
         return wrong_type(path, " or ".join(wanted), value)
@@ -129,6 +138,13 @@ def invalid(error: msgspec.ValidationError, body: object) -> BadRequest:
             return empty(path, kind)
         return too_long(path, kind, match[3])
     return BadRequest(f"Invalid value for '{path}'.", param=path or None, code="invalid_value")
+
+
+def _choices(struct: type[msgspec.Struct], name: str) -> tuple[object, ...]:
+    """The values that a field takes, if they are few enough for its type to list them."""
+    kinds = [field.type for field in msgspec.structs.fields(struct) if field.name == name]
+    kinds += [one for kind in kinds for one in get_args(kind)]  # of a union
+    return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
 
 
 def _name_of(value: object) -> str:

@@ -11,6 +11,7 @@ from typing import ClassVar
 import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
+from toka.api import encoding
 from toka.api.service import shown
 from toka.errors import BodyTooLarge, MethodNotAllowed, RequestError, WrongContentType
 
@@ -45,6 +46,10 @@ class Exchange:
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request_id.decode()} {self.method} {shown(self.path)}>"
+
+    def header(self, name: bytes) -> bytes:
+        """The value of a header, the last one of several; empty if there is none. `name` is in small letters."""
+        return self._headers.get(name, b"")
 
     async def read_json(self, limit: int) -> bytes:
         """The body, undecoded. Raises WrongContentType, BodyTooLarge beyond `limit` bytes, ClientGone."""
@@ -81,7 +86,12 @@ class Exchange:
         }
 
     async def respond(self, status: int, body: bytes, headers: Headers = ((b"content-type", JSON),)) -> None:
-        """A whole answer. Raises ClientGone if it cannot be written."""
+        """A whole answer, compressed if the client asks for it. Raises ClientGone if it cannot be written."""
+        if len(body) >= encoding.LEAST:
+            headers = (*headers, (b"vary", b"accept-encoding"))
+            if encoding.accepts_gzip(self.scope["headers"]):
+                headers = (*headers, (b"content-encoding", b"gzip"))
+                body = await encoding.gzipped(body)
         length = (b"content-length", str(len(body)).encode())
         try:
             await self.send(self.start(status, (*headers, length)))

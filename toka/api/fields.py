@@ -9,19 +9,18 @@ from toka.api import errors
 from toka.api.schemas import ChatBody, CompletionBody, GenerationBody
 from toka.errors import BadRequest
 
+S = TypeVar("S", bound=msgspec.Struct)
 T = TypeVar("T", bound=GenerationBody)
 
 IGNORED = frozenset(
     {
         "metadata",
-        "moderation",
         "parallel_tool_calls",
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",
-        "spaces_between_special_tokens",
         "store",
         "user",
         "verbosity",
@@ -44,7 +43,6 @@ UNSERVED: dict[str, tuple[object, ...]] = {
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
-    "logprobs_format": (),
     "lora_path": (),
     "no_stop_trim": (False,),
     "regex": (),
@@ -52,11 +50,8 @@ UNSERVED: dict[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
     "return_hidden_states": (False,),
     "rid": (),
-    "skip_special_tokens": (True,),
     "stop_regex": ([],),
-    "stream_interval": (1,),
     "structured_outputs": (),
-    "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
 }
@@ -66,16 +61,15 @@ UNSERVED_CHAT: dict[str, tuple[object, ...]] = UNSERVED | {
     "echo": (False,),
     "add_special_tokens": (False,),
     "audio": (),
-    "chat_template": (),
     "documents": ([],),
     "function_call": ("none",),
     "functions": ([],),
     "include_reasoning": (True,),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
+    "moderation": (),
     "modalities": (["text"],),
     "prediction": (),
-    "reasoning_effort": (),
     "separate_reasoning": (True,),
     "stream_reasoning": (True,),
     "thinking_token_budget": (),
@@ -106,17 +100,13 @@ class Schema(Generic[T]):
         """`elsewhere`: fields that people send here and that belong to another path."""
         self._struct = struct
         self._served = frozenset(struct.__struct_fields__)
-        self._unserved = unserved
-        self._elsewhere = elsewhere
+        self.unserved = unserved
+        self.elsewhere = elsewhere
         self._known = sorted({*self._served, *unserved, *IGNORED})
 
     def parse(self, body: bytes) -> T:
         """The body, checked field by field. Raises BadRequest."""
-        try:
-            decoded = msgspec.json.decode(body)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise errors.invalid_json(body, error) from None
-        return self.check(decoded)
+        return self.check(decode(body))
 
     def check(self, decoded: object) -> T:
         """The same for a body that has been decoded already, and for one of several in a body."""
@@ -124,33 +114,58 @@ class Schema(Generic[T]):
             raise errors.not_an_object(decoded)
         fields: dict[str, object] = {}
         for name, value in decoded.items():
-            if name not in self._served:
-                self._check(name, value)
-            elif value is not None:
+            if name in self._served:
                 fields[name] = value
-        try:
-            return msgspec.convert(fields, self._struct)
-        except msgspec.ValidationError:
-            # JSON has one kind of number: 3.0 is an integer, wherever one is wanted.
-            whole = {name: _whole(value) for name, value in fields.items()}
-        try:
-            return msgspec.convert(whole, self._struct)
-        except msgspec.ValidationError as error:
-            raise errors.invalid(error, decoded) from None
+            else:
+                self._check(name, value)
+        return convert(fields, self._struct)
 
     def _check(self, name: str, value: object) -> None:
         """Refuse a field that is not served, unless it asks for nothing."""
-        if name in IGNORED or (value is None and name in self._elsewhere):
+        if name in IGNORED or (value is None and name in self.elsewhere):
             return
-        allowed = self._unserved.get(name)
+        allowed = self.unserved.get(name)
         if allowed is None:
             raise self._unknown(name)
         if value is not None and not neutral(value, allowed):
             raise errors.unsupported(name)
 
     def _unknown(self, name: str) -> BadRequest:
-        hint = f"It belongs to {self._elsewhere[name]}." if name in self._elsewhere else ""
+        hint = f"It belongs to {self.elsewhere[name]}." if name in self.elsewhere else ""
         return errors.unknown(name, self._known, EXTRA_BODY if name == "extra_body" else hint)
+
+
+def decode(body: bytes) -> object:
+    """JSON as Python's own types. Raises BadRequest."""
+    try:
+        decoded: object = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise errors.invalid_json(body, error) from None
+    return decoded
+
+
+def convert(decoded: object, struct: type[S]) -> S:
+    """An object as a Struct; its nulls are absent. Raises BadRequest."""
+    try:
+        return _convert(decoded, struct)
+    except RecursionError:
+        raise errors.too_deep() from None
+
+
+def _convert(decoded: object, struct: type[S]) -> S:
+    if not isinstance(decoded, dict):
+        raise errors.not_an_object(decoded)
+    known = struct.__struct_fields__
+    fields = {name: value for name, value in decoded.items() if value is not None or name not in known}
+    try:
+        return msgspec.convert(fields, struct)
+    except msgspec.ValidationError:
+        # JSON has one kind of number: 3.0 is an integer, wherever one is wanted.
+        whole = {name: _whole(value) for name, value in fields.items()}
+    try:
+        return msgspec.convert(whole, struct)
+    except msgspec.ValidationError as error:
+        raise errors.invalid(error, decoded, struct) from None
 
 
 def _whole(value: object) -> object:
@@ -162,9 +177,11 @@ def _whole(value: object) -> object:
     return value
 
 
+CHAT_ONLY = ("messages", "tools", "tool_choice", "chat_template", "chat_template_kwargs", "reasoning_effort")
+
 CHAT = Schema(ChatBody, UNSERVED_CHAT, {"prompt": "/v1/completions", "suffix": "/v1/completions"})
 COMPLETION = Schema(
     CompletionBody,
     UNSERVED_COMPLETION,
-    dict.fromkeys(("messages", "tools", "tool_choice", "chat_template_kwargs"), "/v1/chat/completions"),
+    dict.fromkeys(CHAT_ONLY, "/v1/chat/completions"),
 )

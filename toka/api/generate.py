@@ -1,6 +1,7 @@
 """What chat and completions share: from a body to a request, and from deltas to an answer, streamed or whole."""
 
 import asyncio
+import dataclasses
 import secrets
 import time
 from abc import abstractmethod
@@ -8,23 +9,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
-from msgspec.structs import replace
-
 from toka.api import errors
 from toka.api.chunks import Chunks
 from toka.api.details import Asked, Details
 from toka.api.exchange import ClientGone, Endpoint, Exchange, Hangup
 from toka.api.fields import Schema
-from toka.api.limits import check_fewest, check_prompts, fit
-from toka.api.logprobs import Names, mean
-from toka.api.relay import Relay, copies, prompt_only
+from toka.api.idempotency import Run, Runs
+from toka.api.limits import check_fewest, check_prompts, fit, kept, limit_name, limit_of
+from toka.api.logprobs import Entry, Lists, Names
+from toka.api.relay import Paced, Relay, best, copies, prompt_only
 from toka.api.reply import Reply, Tally, Whole
 from toka.api.sampling import check_logprobs, logprobs_of, sampling_of
 from toka.api.schemas import CompletionBody, GenerationBody, Usage
-from toka.api.service import Service
-from toka.api.stream import EventStream
+from toka.api.service import Service, Tokenizer
+from toka.api.stream import SILENCE, EventStream
+from toka.api.weight import apart
 from toka.errors import BadRequest, DeadlinePassed
-from toka.request import Delta, Listener, Request
+from toka.request import Delta, Generation, Listener, Request
 
 INLINE_CHARS = 8192
 """Longer texts are tokenized in a thread: one long word can take seconds."""
@@ -65,10 +66,18 @@ class Job(Generic[B]):
     """max_tokens is 0: whatever the engine samples is dropped."""
     details: Details | None
 
+    @property
+    def choices(self) -> int:
+        """How many the engine's listener hears of."""
+        return len(self.request.prompts) * self.samples
+
     def tally(self) -> Tally:
         """The books of its answer."""
-        prompts = self.request.prompts
-        return Tally(len(prompts) * self.samples, sum(map(len, prompts)))
+        return Tally(self.choices, sum(map(len, self.request.prompts)))
+
+    def afresh(self) -> "Job[B]":
+        """The same, for another who hears it from the start."""
+        return self if self.details is None else dataclasses.replace(self, details=self.details.afresh())
 
 
 class Generate(Endpoint, Generic[B]):
@@ -80,23 +89,31 @@ class Generate(Endpoint, Generic[B]):
     param: ClassVar[str]
     """The field that holds the prompt."""
     chunks: ClassVar[type[Chunks]]
+    silence: ClassVar[float] = SILENCE
+    """Seconds without a byte after which a stream gives a sign of life."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
+        self.runs = Runs(self.prepare, self.begin)
 
     @abstractmethod
     def text(self, body: B) -> Text:
         """Check what is particular to this endpoint, before any work. Raises BadRequest."""
 
+    @staticmethod
     @abstractmethod
-    def usual_limit(self, prompts: Sequence[Sequence[int]]) -> int | None:
-        """New tokens of each choice where the client says nothing; None: what the context holds."""
+    def shape(entries: Sequence[Entry]) -> Lists:
+        """The endpoint's lists of log-probabilities."""
+
+    @abstractmethod
+    def usual_limit(self) -> int | None:
+        """New tokens of each choice where the client says nothing, and the context holds them; None: what it holds."""
 
     def max_tokens(self, body: B, prompts: Sequence[Sequence[int]]) -> int | None:
-        """New tokens of each choice, None for what the context holds. Raises ContextLengthExceeded."""
+        """New tokens of each choice at most, None for what the context holds. Raises ContextLengthExceeded."""
         asked = limit_of(body)
         if asked is None:
-            return self.usual_limit(prompts)
+            return self.usual_limit()
         context = self.service.server.max_model_len
         overflow = self.service.config.max_tokens_overflow
         return fit(asked, prompts, context=context, param=self.param, overflow=overflow, name=limit_name(body))
@@ -105,23 +122,48 @@ class Generate(Endpoint, Generic[B]):
     def whole(self, job: "Job[B]", choices: list[Delta], usage: Usage) -> object:
         """The body of an answer that is not streamed."""
 
-    def check_text(self, text: str) -> None:
+    def kept(self, body: B) -> int | None:
+        """Tokens of each prompt to keep, the last ones; None: all. Raises BadRequest, or Unavailable."""
+        asked = limit_of(body)
+        return kept(
+            body.truncate_prompt_tokens,
+            context=self.service.server.max_model_len,
+            answer=max(1, asked if asked is not None else self.usual_limit() or 1),
+        )
+
+    def shown_by(self, body: B) -> Tokenizer:
+        """What makes text of ids, for a client that does or does not want to see special tokens."""
+        tokenizer = self.service.tokenizer
+        return tokenizer if body.skip_special_tokens else tokenizer.spelled
+
+    def check_text(self, body: B, text: str) -> None:
         """For a prompt about to be tokenized. Raises ContextLengthExceeded, or Unavailable while the model loads."""
+        if body.truncate_prompt_tokens is not None:
+            return
         service = self.service
         check_fewest(service.tokenizer.fewest(text), context=service.server.max_model_len, param=self.param)
 
     async def serve(self, exchange: Exchange) -> None:
         """The whole life of a request. Everything is checked before the engine hears of it."""
-        body = self.schema.parse(await exchange.read_json(self.service.config.max_body_bytes))
-        text = self.check(body)
+        run = await self.runs.open(exchange, self.service.config.max_body_bytes)
         hangup = Hangup(exchange.receive)
         try:
-            job = await self.job(body, text)
-            if hangup.gone:
-                raise ClientGone("before the engine heard of it")
-            await self._answer(exchange, hangup, job)
+            with run:
+                [job] = await run.jobs()
+                if hangup.gone:
+                    raise ClientGone("before the engine heard of it")
+                await self._answer(exchange, hangup, run, job.afresh())
         finally:
             hangup.close()
+
+    async def prepare(self, body: bytes) -> "list[Job[B]]":
+        """The one request of a body, checked and tokenized. Raises RequestError."""
+
+        def read() -> tuple[B, Text]:
+            parsed = self.schema.parse(body)
+            return parsed, self.check(parsed)
+
+        return [await self.job(*await apart(body, read))]
 
     def check(self, body: B) -> Text:
         """All that can be said of a body before its text is tokenized. Raises RequestError."""
@@ -129,6 +171,9 @@ class Generate(Endpoint, Generic[B]):
         self.service.model(body.model)
         check_common(body, config.max_n)
         check_logprobs(body, config.max_logprobs)
+        spelled = not body.skip_special_tokens
+        if spelled and not body.spaces_between_special_tokens and self.service.tokenizer.spaces_names:
+            raise errors.unsupported("spaces_between_special_tokens")
         return self.text(body)
 
     async def job(self, body: B, text: Text) -> "Job[B]":
@@ -147,9 +192,11 @@ class Generate(Endpoint, Generic[B]):
         context = service.server.max_model_len
         check_prompts(prompts, context=context, param=self.param, new=0 if no_answer and not scored else 1)
         max_tokens = self.max_tokens(body, prompts)
-        if max_tokens is not None and body.min_tokens > max_tokens:
+        room = context - max(map(len, prompts))
+        most = room if max_tokens is None else min(max_tokens, room)
+        if body.min_tokens > most:
             raise errors.wrong_value(
-                "min_tokens", f"it is more than the {max_tokens} tokens that the answer may have at most."
+                "min_tokens", f"it is more than the {most} tokens that the answer may have at most."
             )
         if no_answer and scored:
             max_tokens = 1
@@ -161,12 +208,14 @@ class Generate(Endpoint, Generic[B]):
             prompts=prompts,
             n=1 if greedy else samples,
             max_tokens=max_tokens,
+            clamp=limit_of(body) is None or service.config.max_tokens_overflow == "clamp",
             sampling=sampling,
             seed=body.seed,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             include_stop=body.include_stop_str_in_output,
             stop_ids=tuple(dict.fromkeys(body.stop_token_ids)),
             ignore_eos=body.ignore_eos,
+            skip_special=body.skip_special_tokens,
             stream=body.stream,
             priority=body.priority,
             cache_salt=body.cache_salt,
@@ -181,44 +230,46 @@ class Generate(Endpoint, Generic[B]):
             prompt_logprobs=-1 if body.prompt_logprobs is None else body.prompt_logprobs,
             token_ids=body.return_token_ids,
             echo=echoed is not None,
+            packed=body.logprobs_format == "packed",
         )
-        if asked == Asked():
+        if not asked.anything:
             return None
-        names = Names(self.service.tokenizer, body.return_tokens_as_token_ids)
-        return Details(asked, names, prompts, echoed or [], samples)
+        names = Names(self.shown_by(body), body.return_tokens_as_token_ids)
+        return Details(asked, names, prompts, echoed or [], samples, self.shape)
 
     def echoed(self, body: B, prompts: list[list[int]]) -> list[str] | None:
         """The prompts' texts, if they come before the answers."""
         return None
 
-    def begin(self, job: "Job[B]", reply: Reply) -> None:
-        """Submit the request. Raises RequestError."""
+    def begin(self, job: "Job[B]", listener: Listener) -> Generation | None:
+        """Submit the request; None: it needs no engine and is answered. Raises RequestError."""
         if job.request.max_tokens == 0:
-            reply.deliver([Delta(index, "", 0, "length") for index in range(reply.tally.open)])
-            return
-        listener: Listener = reply
+            listener.deliver([Delta(index, "", 0, "length") for index in range(job.choices)])
+            return None
         if job.no_answer:
             listener = Relay(listener, prompt_only)
         if job.request.n < job.samples:
             listener = Relay(listener, copies(job.samples))
-        reply.tally.generation = self.service.server.submit(job.request, listener)
+        return self.service.server.submit(job.request, listener)
 
     def collected(self, job: "Job[B]", whole: Whole) -> object:
         """The body of an answer that is complete and not streamed."""
         return self.whole(job, best(whole.choices(), job.samples, job.body.n), whole.tally.usage())
 
-    async def _answer(self, exchange: Exchange, hangup: Hangup, job: "Job[B]") -> None:
+    async def _answer(self, exchange: Exchange, hangup: Hangup, run: "Run[Job[B]]", job: "Job[B]") -> None:
         tally = job.tally()
         reply: Reply
         whole: Whole | None = None
         if job.request.stream:
-            reply = EventStream(exchange, tally, self._chunks(job, tally))
+            reply = EventStream(exchange, tally, self._chunks(job, tally), silence=self.silence)
         else:
             reply = whole = Whole(tally)
+        interval = job.body.stream_interval or self.service.config.stream_interval
+        listener: Listener = Paced(reply, interval) if job.request.stream and interval > 1 else reply
         hangup.tell(reply.hang_up)
         alarm = deadline(job.body.timeout_s, reply)
         try:
-            self.begin(job, reply)
+            run.begin(0, tally, listener)
             await reply.finished
         finally:
             if alarm is not None:
@@ -245,16 +296,6 @@ class Generate(Endpoint, Generic[B]):
         )
 
 
-def limit_of(body: GenerationBody) -> int | None:
-    """New tokens that the client asked for."""
-    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-
-
-def limit_name(body: GenerationBody) -> str:
-    """The field that `limit_of` took it from."""
-    return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-
-
 def check_common(body: GenerationBody, max_n: int) -> None:
     """What one field says about another, and what the options say about fields. Raises BadRequest."""
     if body.n > max_n:
@@ -272,16 +313,6 @@ def check_common(body: GenerationBody, max_n: int) -> None:
             param="stream_options",
             code="invalid_value",
         )
-
-
-def best(choices: list[Delta], samples: int, n: int) -> list[Delta]:
-    """Of each prompt's `samples` the `n` with the highest mean log-probability, best first, numbered anew."""
-    if samples == n:
-        return choices
-    kept: list[Delta] = []
-    for start in range(0, len(choices), samples):
-        kept += sorted(choices[start : start + samples], key=lambda one: -mean(one.scores))[:n]
-    return [replace(one, index=index) for index, one in enumerate(kept)]
 
 
 def deadline(seconds: float | None, reply: Reply) -> asyncio.TimerHandle | None:

@@ -4,12 +4,23 @@ from collections.abc import Sequence
 from typing import Literal
 
 from toka.api import errors
+from toka.api.schemas import GenerationBody
 from toka.errors import ContextLengthExceeded, Unavailable
 
 Overflow = Literal["error", "clamp"]
 
 MAX_CHOICES = 16384
 """Prompts times samples of one request: to set so many up takes a tenth of a second, and everybody waits for it."""
+
+
+def limit_of(body: GenerationBody) -> int | None:
+    """New tokens that the client asked for."""
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
+def limit_name(body: GenerationBody) -> str:
+    """The field that `limit_of` took it from."""
+    return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
 
 
 def check_choices(prompts: int, n: int) -> None:
@@ -31,6 +42,31 @@ def check_fewest(fewest: int, *, context: int, param: str) -> None:
             f"{fewest} tokens. Please reduce the length of the {param}.",
             param=param,
         )
+
+
+def kept(asked: int | None, *, context: int, answer: int) -> int | None:
+    """Tokens of each prompt to keep at most, for a `truncate_prompt_tokens`; None: all of them.
+
+    `answer` is how many new tokens there must be room for. Raises BadRequest for a number that cannot be, and
+    Unavailable while the context is unknown.
+    """
+    if asked is None:
+        return None
+    _check_known(context)
+    if asked == 0:
+        raise errors.wrong_value("truncate_prompt_tokens", "expected -1, or at least one token to keep.")
+    most = max(context - answer, 1)
+    if asked > most:
+        raise errors.out_of_range("truncate_prompt_tokens", "integer", "<=", most, asked)
+    return most if asked == -1 else asked
+
+
+def last(ids: list[int], count: int | None, front: int = 0) -> list[int]:
+    """The last `count` ids, the first `front` ones among them; all for None."""
+    if count is None or len(ids) <= count:
+        return ids
+    front = min(front, count)
+    return ids[:front] + ids[len(ids) - count + front :]
 
 
 def check_prompts(prompts: Sequence[Sequence[int]], *, context: int, param: str, new: int = 1) -> None:
@@ -58,17 +94,15 @@ def fit(
     param: str,
     overflow: Overflow,
     name: str = "max_tokens",
-) -> int | None:
-    """`max_tokens` for prompts that `check_prompts` let pass; None: as many as the context holds after each.
+) -> int:
+    """`max_tokens` for prompts that `check_prompts` let pass.
 
     With `overflow="error"` raises ContextLengthExceeded, which says the largest value that fits every prompt. With
-    `clamp` that value is taken, unless the value asked for fits no prompt at all: then each gets what fits it.
+    `clamp` each prompt gets what fits it: the engine knows.
     """
     longest = max(map(len, prompts))
-    if longest + asked <= context:
+    if longest + asked <= context or overflow == "clamp":
         return asked
-    if overflow == "clamp":
-        return None if min(map(len, prompts)) + asked > context else context - longest
     place = "messages" if param == "messages" else "prompt"
     raise ContextLengthExceeded(
         f"This model's maximum context length is {context} tokens. However, you requested {longest + asked} tokens "

@@ -1,7 +1,6 @@
 """Log-probabilities as clients see them: tokens get names, bytes and places in the text."""
 
 import codecs
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,8 +16,8 @@ from toka.api.schemas import (
 from toka.api.service import Tokenizer
 from toka.request import Score
 
-LEAST = -9999.0
-"""What stands for minus infinity, which JSON has not."""
+Lists = ChatLogprobs | TextLogprobs
+"""The usual shapes."""
 
 
 class Entry(NamedTuple):
@@ -59,26 +58,25 @@ class Names:
 class Scribe:
     """Writes the entries of one text, from its first token on."""
 
-    def __init__(self, names: Names, width: int) -> None:
-        """`width`: most probable tokens in each entry. What the engine brings may be more."""
+    def __init__(self, names: Names) -> None:
         self.names = names
-        self._width = width
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.offset = 0
         """Characters of the text so far."""
-        self._first = True
+        self.first = True
+        """No token has had text."""
 
     def restart(self, offset: int) -> None:
         """The prompt is over after `offset` characters; here the answer begins."""
         self._decoder.reset()
         self.offset = offset
-        self._first = True
+        self.first = True
 
     def take(self, ids: Sequence[int], scores: Sequence[Score | None], ended: bool = False) -> list[Entry]:
         """Entries of the next tokens. `ended`: the last one is an id that ended the text, and has none of its own."""
         last = len(ids) - 1 if ended else -1
         return [
-            self.write(id, score, b"" if index == last else self.names.tokenizer.bytes_of(id, self._first))
+            self.write(id, score, b"" if index == last else self.names.tokenizer.bytes_of(id, self.first))
             for index, (id, score) in enumerate(zip(ids, scores, strict=True))
         ]
 
@@ -88,12 +86,12 @@ class Scribe:
         entry = Entry(
             token,
             data,
-            None if score is None else finite(score.logprob),
+            None if score is None else score.logprob,
             [] if score is None else self._top(id, token, data, score),
             self.offset,
         )
         self.offset += len(self._decoder.decode(data))
-        self._first = self._first and not data
+        self.first = self.first and not data
         return entry
 
     def _top(self, id: int, token: str, data: bytes, score: Score) -> list[TopLogprob]:
@@ -102,7 +100,7 @@ class Scribe:
         used = {token}
         top = []
         seen: list[int] | None
-        for other, logprob in score.top[: self._width]:
+        for other, logprob in score.top:
             if other == id:
                 name, seen = token, list(data)
             else:
@@ -113,18 +111,17 @@ class Scribe:
                 if name in used:
                     name = f"token_id:{other}"
                 used.add(name)
-            top.append(TopLogprob(name, finite(logprob), seen))
+            top.append(TopLogprob(name, logprob, seen))
         return top
 
 
 def chat_logprobs(entries: Iterable[Entry]) -> ChatLogprobs:
     """The shape of chat completions."""
-    return ChatLogprobs(
-        [
-            TokenLogprob(one.token, LEAST if one.logprob is None else one.logprob, list(one.bytes), one.top)
-            for one in entries
-        ]
-    )
+    content = []
+    for one in entries:
+        assert one.logprob is not None, "a chat shows no prompt"
+        content.append(TokenLogprob(one.token, one.logprob, list(one.bytes), one.top))
+    return ChatLogprobs(content)
 
 
 def text_logprobs(entries: Sequence[Entry]) -> TextLogprobs:
@@ -148,31 +145,27 @@ def echoed(scribe: Scribe, prompt: Sequence[int], text: str, scores: Sequence[Sc
     tokenizer = scribe.names.tokenizer
     entries: list[Entry] = []
     for id, score in zip(prompt, (None, *scores), strict=True):
-        data = tokenizer.bytes_of(id, first=not entries)
-        if not data and id in tokenizer.special_ids:
+        if id in tokenizer.special_ids:
             name = tokenizer.token_of(id)
             data = name.encode() if text.startswith(name, scribe.offset) else b""
+        else:
+            data = tokenizer.bytes_of(id, scribe.first)
         entries.append(scribe.write(id, score, data))
     scribe.restart(len(text))
     return entries
 
 
-def prompt_logprobs(names: Names, prompt: Sequence[int], scores: Sequence[Score], width: int) -> PromptLogprobs:
+def prompt_logprobs(names: Names, prompt: Sequence[int], scores: Sequence[Score]) -> PromptLogprobs:
     """vLLM's shape: a dictionary by token id for each prompt token but the first."""
     found: PromptLogprobs = [None]
     for id, score in zip(prompt[1:], scores, strict=True):
         own = {
-            str(other): PromptLogprob(finite(logprob), rank, names.possible(other).token)
-            for rank, (other, logprob) in enumerate(score.top[:width], 1)
+            str(other): PromptLogprob(logprob, rank, names.possible(other).token)
+            for rank, (other, logprob) in enumerate(score.top, 1)
         }
-        own.setdefault(str(id), PromptLogprob(finite(score.logprob), None, names.possible(id).token))
+        own.setdefault(str(id), PromptLogprob(score.logprob, score.rank, names.possible(id).token))
         found.append(own)
     return found
-
-
-def mean(scores: Sequence[Score]) -> float:
-    """Log-probability of a choice for each of its tokens."""
-    return sum(finite(score.logprob) for score in scores) / max(len(scores), 1)
 
 
 def spelled(data: bytes) -> str:
@@ -186,8 +179,3 @@ def spelled(data: bytes) -> str:
 def escaped(data: bytes) -> str:
     """`\\xNN` for each byte."""
     return "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def finite(logprob: float) -> float:
-    """A number that JSON has."""
-    return LEAST if math.isnan(logprob) or logprob < LEAST else logprob

@@ -28,8 +28,10 @@ def sampling_of(body: GenerationBody, defaults: Sampling, vocab_size: int) -> Sa
         temperature=0.0 if temperature < GREEDY_BELOW else temperature,
         top_p=defaults.top_p if body.top_p is None else body.top_p,
         top_k=min(max(top_k, 0), MAX_TOP_K),
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
+        min_p=defaults.min_p if body.min_p is None else body.min_p,
+        repetition_penalty=(
+            defaults.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
+        ),
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         bias_ids=int32(bias.keys()),
@@ -73,6 +75,8 @@ def check_logprobs(body: GenerationBody, most: int) -> None:
     for name, value in asked.items():
         if value > most:
             raise errors.out_of_range(name, "integer", "<=", most, value)
+    if body.logprobs_format == "packed" and max(scored(body)) < 0:
+        raise errors.wrong_value("logprobs_format", "'packed' needs 'logprobs' or 'prompt_logprobs'.")
     if body.prompt_logprobs is not None and body.stream:
         raise errors.wrong_value("prompt_logprobs", "it cannot be streamed; leave out 'stream'.")
 

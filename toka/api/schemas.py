@@ -1,8 +1,10 @@
 """The bodies of requests and answers, as msgspec Structs. A field of a request that is not here is in `fields.py`."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
+
+from toka.request import MAX_PRIORITY
 
 MAX_STOPS = 16
 """OpenAI allows 4; evaluation harnesses forward every `until` they have."""
@@ -14,10 +16,13 @@ MAX_STOP_CHARS = 1024
 
 Natural = Annotated[int, Meta(ge=0)]
 Natural32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Priority = Annotated[int, Meta(ge=-(2**31), le=MAX_PRIORITY)]
+FinishReason = Annotated[str, Meta(extra_json_schema={"enum": ["stop", "length"]})]
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,9 +54,17 @@ class GenerationBody(Struct, frozen=True, kw_only=True):
     seed: Int64 | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    stream_interval: Annotated[int, Meta(ge=1)] | None = None
+    """Tokens of a choice in each chunk of a stream, at least. Its first text and its end come at once."""
     ignore_eos: bool = False
-    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
+    skip_special_tokens: bool = True
+    """False: special tokens are spelled in the text, and stop strings may match them."""
+    spaces_between_special_tokens: bool = True
+    """False asks for nothing of byte-level tokenizers, which put none there; of others that do it is refused."""
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    """Keep only so many tokens of each prompt, the last ones; -1: as many as leave room for the answer."""
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     logit_bias: dict[str, object] = {}
@@ -63,10 +76,12 @@ class GenerationBody(Struct, frozen=True, kw_only=True):
     allowed_token_ids: Annotated[list[int], Meta(min_length=1, max_length=MAX_IDS)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1)] = ""
     """Requests of different salts share no cached prefix."""
-    priority: Int32 = 0
+    priority: Priority = 0
     """Lower numbers start first."""
     prompt_logprobs: Natural32 | None = None
     """How many most probable tokens to report in the place of each prompt token, besides that token."""
+    logprobs_format: Literal["lists", "packed"] = "lists"
+    """`packed`: log-probabilities come as arrays in base64, without the tokens' names."""
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     """Name tokens `token_id:N` in log-probabilities."""
@@ -82,6 +97,10 @@ class ChatBody(GenerationBody, frozen=True, kw_only=True):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     """Whatever the template knows."""
+    reasoning_effort: Effort | None = None
+    """Refused where the template has no variable for it."""
+    chat_template: str | None = None
+    """In place of the model's, if the server is told to trust requests with that."""
     logprobs: bool = False
     top_logprobs: Natural32 | None = None
     """Needs `logprobs`."""
@@ -145,11 +164,35 @@ class TextLogprobs(Struct, frozen=True):
     """In characters of the choice's text."""
 
 
+class Array(Struct, frozen=True):
+    """Numbers. In JSON `data` is the base64 of their little-endian bytes, row by row."""
+
+    dtype: Literal["int32", "float32"]
+    shape: list[int]
+    data: bytes | bytearray
+
+
+class PackedLogprobs(Struct, frozen=True):
+    """What `logprobs_format: "packed"` has instead of lists, a row for each of n tokens. Before the first token of a
+    prompt there is nothing that could tell of it: its log-probabilities are NaN, its ids −1, its rank 0."""
+
+    token_ids: Array
+    """int32[n]: the tokens."""
+    token_logprobs: Array
+    """float32[n]: theirs."""
+    top_ids: Array
+    """int32[n, k]: the most probable tokens in the place of each, in falling order."""
+    top_logprobs: Array
+    """float32[n, k]: theirs."""
+    ranks: Array | UnsetType = UNSET
+    """int32[n]: places of the tokens themselves among all, from 1. Of prompts only."""
+
+
 class PromptLogprob(Struct, frozen=True):
-    """vLLM's: `rank` counts from 1; null for a prompt token that is not among the most probable ones reported."""
+    """vLLM's: `rank` is the token's place among all, from 1."""
 
     logprob: float
-    rank: int | None
+    rank: int
     decoded_token: str
 
 
@@ -159,45 +202,45 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 class ChatMessage(Struct, frozen=True):
     content: str
-    role: str = "assistant"
+    role: Literal["assistant"] = "assistant"
     refusal: None = None
 
 
 class ChatChoice(Struct, frozen=True):
     index: int
     message: ChatMessage
-    finish_reason: str
+    finish_reason: FinishReason
     stop_reason: str | int | None
-    logprobs: ChatLogprobs | None = None
+    logprobs: ChatLogprobs | PackedLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
 
 
 class TextChoice(Struct, frozen=True):
     index: int
     text: str
-    finish_reason: str
+    finish_reason: FinishReason
     stop_reason: str | int | None
-    logprobs: TextLogprobs | None = None
+    logprobs: TextLogprobs | PackedLogprobs | None = None
     token_ids: list[int] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | PackedLogprobs | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, frozen=True, kw_only=True):
     id: str
-    object: str = "chat.completion"
+    object: Literal["chat.completion"] = "chat.completion"
     created: int
     model: str
     system_fingerprint: str
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | PackedLogprobs | UnsetType = UNSET
 
 
 class TextCompletion(Struct, frozen=True, kw_only=True):
     id: str
-    object: str = "text_completion"
+    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     system_fingerprint: str
@@ -209,7 +252,7 @@ class ModelCard(Struct, frozen=True, kw_only=True):
     """A model in /v1/models. `root` and `max_model_len` are vLLM's; routers read them."""
 
     id: str
-    object: str = "model"
+    object: Literal["model"] = "model"
     created: int
     owned_by: str = "toka"
     root: str
@@ -217,5 +260,67 @@ class ModelCard(Struct, frozen=True, kw_only=True):
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
-    object: str = "list"
+    object: Literal["list"] = "list"
     data: list[ModelCard]
+
+
+class ChatDelta(Struct, frozen=True):
+    """The role in a choice's first chunk, nothing in its last."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct, frozen=True):
+    index: int
+    delta: ChatDelta
+    finish_reason: FinishReason | None
+    logprobs: ChatLogprobs | PackedLogprobs | None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class TextChunkChoice(Struct, frozen=True):
+    index: int
+    text: str
+    finish_reason: FinishReason | None
+    logprobs: TextLogprobs | PackedLogprobs | None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class Chunk(Struct, frozen=True, kw_only=True):
+    """An event of a stream, as `chunks.py` writes it. The one with the usage has no choices."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: Usage | UnsetType | None = UNSET
+
+
+class ChatCompletionChunk(Chunk, frozen=True, kw_only=True):
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatChunkChoice]
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class TextCompletionChunk(Chunk, frozen=True, kw_only=True):
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[TextChunkChoice]
+
+
+class Refusal(Struct, frozen=True):
+    """`code` is for programs, `param` the path of what is wrong, `message` for people."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Struct, frozen=True):
+    """The body of everything but a 200."""
+
+    error: Refusal

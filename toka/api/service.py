@@ -30,7 +30,15 @@ class Tokenizer(Protocol):
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids that have no text in an answer."""
+        """Ids that stand for no text of their own."""
+
+    @property
+    def spelled(self) -> "Tokenizer":
+        """The same tokenizer, but that special tokens have text in an answer: their names."""
+
+    @property
+    def spaces_names(self) -> bool:
+        """Whether there are spaces between special tokens where they are spelled."""
 
     @property
     def settings(self) -> Mapping[str, object]:
@@ -42,11 +50,12 @@ class Tokenizer(Protocol):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of ids."""
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, without special tokens unless they are spelled."""
 
     def bytes_of(self, id: int, first: bool = False) -> bytes:
-        """What an id adds to the bytes of a text, which it begins if `first`; nothing for special tokens."""
+        """What an id adds to the bytes of a text, which it begins if `first`; nothing for special tokens that
+        are not spelled."""
 
     def token_of(self, id: int) -> str:
         """What the vocabulary calls an id; empty for one that it lacks."""
@@ -58,6 +67,10 @@ class ChatTemplate(Protocol):
     @property
     def source(self) -> str:
         """The template itself."""
+
+    @property
+    def variables(self) -> frozenset[str]:
+        """Names that the template reads and does not set itself."""
 
     @property
     def takes_parts(self) -> bool:
@@ -73,6 +86,9 @@ class ChatTemplate(Protocol):
         **kwargs: Any,  # what a client passes on to the template: any JSON
     ) -> str:
         """The prompt. Raises BadRequest with what the template says is wrong."""
+
+    def other(self, source: str) -> "ChatTemplate":
+        """A template of the same model with another source. Raises BadRequest if it is broken."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """/tokenize, /detokenize and /tokenizer_info: the tokenizer, for clients that count or cut by tokens."""
 
 import asyncio
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -9,13 +9,16 @@ from msgspec import Meta, Struct
 from toka.api import errors
 from toka.api.chat import Chat
 from toka.api.exchange import Endpoint, Exchange
+from toka.api.fields import convert, decode
 from toka.api.generate import INLINE_CHARS, Text
 from toka.api.sampling import check_ids
 from toka.api.schemas import ChatBody
 from toka.api.service import Service
+from toka.api.weight import apart
 from toka.errors import BadRequest
 
-T = TypeVar("T")
+CHAT_ONLY = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+"""Fields that a text cannot have."""
 
 
 class TokenizeBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,12 +62,21 @@ class Tokenize(Endpoint):
     async def serve(self, exchange: Exchange) -> None:
         """Answer, or raise RequestError."""
         service = self.service
-        body = parse(await exchange.read_json(service.config.max_body_bytes), TokenizeBody)
-        service.model(body.model)
-        text = self._text(body)
-        [ids] = text.tokenize() if text.chars <= INLINE_CHARS else await asyncio.to_thread(text.tokenize)
-        names = [service.tokenizer.token_of(id) for id in ids] if body.return_token_strs else None
-        await exchange.respond_json(Tokens(len(ids), service.server.max_model_len, ids, names))
+        raw = await exchange.read_json(service.config.max_body_bytes)
+
+        def read() -> tuple[TokenizeBody, Text]:
+            body = convert(decode(raw), TokenizeBody)
+            service.model(body.model)
+            return body, self._text(body)
+
+        body, text = await apart(raw, read)
+
+        def answer() -> bytes:
+            [ids] = text.tokenize()
+            names = [service.tokenizer.token_of(id) for id in ids] if body.return_token_strs else None
+            return msgspec.json.encode(Tokens(len(ids), service.server.max_model_len, ids, names))
+
+        await exchange.respond(200, answer() if text.chars <= INLINE_CHARS else await asyncio.to_thread(answer))
 
     def _text(self, body: TokenizeBody) -> Text:
         if body.prompt is not None and body.messages is not None:
@@ -72,18 +84,21 @@ class Tokenize(Endpoint):
         if body.messages is not None:
             if body.add_special_tokens:
                 raise errors.unsupported("add_special_tokens")
-            return self._chat.text(
+            return self._chat.prompt(
                 ChatBody(
                     messages=body.messages,
                     add_generation_prompt=body.add_generation_prompt,
                     continue_final_message=body.continue_final_message,
                     chat_template_kwargs=body.chat_template_kwargs,
-                    tools=body.tools,
-                )
+                ),
+                body.tools or None,
             )
         prompt = body.prompt
         if prompt is None:
             raise errors.missing("prompt")
+        for name in CHAT_ONLY:
+            if getattr(body, name):
+                raise errors.wrong_value(name, "it goes with 'messages'.")
         special = body.add_special_tokens is not False
         return Text(len(prompt), lambda: [self.service.tokenizer.encode(prompt, special)])
 
@@ -99,10 +114,16 @@ class Detokenize(Endpoint):
     async def serve(self, exchange: Exchange) -> None:
         """Answer, or raise RequestError."""
         service = self.service
-        body = parse(await exchange.read_json(service.config.max_body_bytes), DetokenizeBody)
-        service.model(body.model)
-        check_ids(body.tokens, "tokens", service.tokenizer.vocab_size)
-        text = await asyncio.to_thread(service.tokenizer.decode, body.tokens, False)
+        raw = await exchange.read_json(service.config.max_body_bytes)
+
+        def read() -> DetokenizeBody:
+            body = convert(decode(raw), DetokenizeBody)
+            service.model(body.model)
+            check_ids(body.tokens, "tokens", service.tokenizer.vocab_size)
+            return body
+
+        body = await apart(raw, read)
+        text = await asyncio.to_thread(service.tokenizer.spelled.decode, body.tokens)
         await exchange.respond_json({"prompt": text})
 
 
@@ -119,17 +140,3 @@ class TokenizerInfo(Endpoint):
         if template is not None:
             info["chat_template"] = template.source
         await exchange.respond_json(info)
-
-
-def parse(body: bytes, struct: type[T]) -> T:
-    """A small body. Raises BadRequest."""
-    try:
-        decoded = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise errors.invalid_json(body, error) from None
-    if not isinstance(decoded, dict):
-        raise errors.not_an_object(decoded)
-    try:
-        return msgspec.convert({name: value for name, value in decoded.items() if value is not None}, struct)
-    except msgspec.ValidationError as error:
-        raise errors.invalid(error, decoded) from None

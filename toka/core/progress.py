@@ -2,35 +2,26 @@
 
 from typing import NamedTuple
 
-import numpy as np
-
 from toka.core.blocks import Ints
 from toka.core.sequence import End, Sequence
 from toka.wire import Logprobs
 
 
-class Score(NamedTuple):
-    """What the model thought of one token: natural logarithms of probabilities."""
-
-    logprob: float
-    top: list[tuple[int, float]]
-    """The most probable tokens in its place, (id, logprob), in falling order."""
-
-
 class News(NamedTuple):
-    """One token of a watched sequence; `end` is set with its last one, `score` if it asked for log-probabilities."""
+    """One token of a watched sequence; `end` is set with its last one."""
 
     sequence: Sequence
     token: int
     end: End | None
-    score: Score | None = None
+    scored: int = -1
+    """Where in the step's log-probabilities its own are, if it asked for them."""
 
 
 class Scored(NamedTuple):
     """Tokens of a sequence's prompt, by their positions in it."""
 
     sequence: Sequence
-    scores: list[tuple[int, Score]]
+    logprobs: Logprobs
 
 
 class Ended(NamedTuple):
@@ -47,6 +38,8 @@ class Progress(NamedTuple):
     news: list[News]
     ended: list[Ended]
     scored: list[Scored]
+    logprobs: Logprobs | None = None
+    """Of the sampled tokens; see `News.scored`."""
 
 
 class Diverged(Exception):
@@ -60,16 +53,3 @@ class Flight(NamedTuple):
     roster: Ints
     chunks: list[Sequence]
     """Whose chunks the plan has, in order."""
-
-
-def unpack_scores(logprobs: Logprobs) -> list[tuple[int, Score]]:
-    """(row or position, score) of each token in `logprobs`."""
-    width = logprobs.width
-    rows = np.frombuffer(logprobs.rows, "<i4").tolist()
-    chosen = np.frombuffer(logprobs.chosen, "<f4").tolist()
-    ids = np.frombuffer(logprobs.ids, "<i4").reshape(len(rows), width).tolist()
-    values = np.frombuffer(logprobs.values, "<f4").reshape(len(rows), width).tolist()
-    return [
-        (row, Score(own, list(zip(best, theirs, strict=True))))
-        for row, own, best, theirs in zip(rows, chosen, ids, values, strict=True)
-    ]

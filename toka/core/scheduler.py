@@ -34,12 +34,12 @@ from toka.core.forecast import Forecast
 from toka.core.hydragen import Groups
 from toka.core.limits import Limits
 from toka.core.prefix import Named, PrefixTree
-from toka.core.progress import Diverged, Ended, Flight, News, Progress, Score, Scored, unpack_scores
+from toka.core.progress import Diverged, Ended, Flight, News, Progress, Scored
 from toka.core.queue import Queue
 from toka.core.seats import NO_SLOT, Flags, Seats
 from toka.core.sequence import BATCH, NO_SEAT, End, Sequence
 from toka.core.usage import Future
-from toka.wire import NO_TOKEN, Admit, Plan, Tokens, pack
+from toka.wire import NO_TOKEN, Admit, Plan, Tokens, pack, unpack
 
 LOOK = 64
 """How far behind the head of the queue a sequence may stand that starts before it."""
@@ -430,13 +430,9 @@ class Scheduler:
         stopped = (seats.stops[live] == ids[:, None]).any(axis=1)
         over = stopped | (seats.returned[live] >= seats.limit[live])
         # Looked at before ends are noted: a sequence may end with the very step that fills it.
-        scored = [
-            Scored(chunked[chunk], unpack_scores(logprobs))
-            for chunk, logprobs in tokens.prompts
-            if not chunked[chunk].end
-        ]
-        scores = dict(unpack_scores(tokens.logprobs)) if tokens.logprobs else None
-        news, reports = self._report(live, ids, stopped, over, rows, scores)
+        scored = [Scored(chunked[chunk], logprobs) for chunk, logprobs in tokens.prompts if not chunked[chunk].end]
+        where = {row: place for place, row in enumerate(unpack(tokens.logprobs.rows))} if tokens.logprobs else {}
+        news, reports = self._report(live, ids, stopped, over, rows, where)
 
         ended = live[over]
         if len(ended):
@@ -445,7 +441,7 @@ class Scheduler:
         if len(ended) or not alive.all():
             for seat in roster[~seats.alive[roster] & (seats.flying[roster] == 0)].tolist():
                 seats.leave(seat)
-        return Progress(news, reports, scored)
+        return Progress(news, reports, scored, tokens.logprobs)
 
     def _report(
         self,
@@ -454,7 +450,7 @@ class Scheduler:
         stopped: Flags,
         over: Flags,
         places: NDArray[np.int64],
-        scores: dict[int, Score] | None,
+        where: dict[int, int],
     ) -> tuple[list[News], list[Ended]]:
         """What the step means for its sequences. Python runs for rows that are watched or over, not for the others."""
         news: list[News] = []
@@ -467,8 +463,8 @@ class Scheduler:
                 if sequence.stops:
                     self.forecast.ended(int(self.seats.returned[seat]), sequence.limit)
             if sequence.watched:
-                score = scores.get(int(places[row])) if scores else None
-                news.append(News(sequence, token, sequence.end, score))
+                scored = where.get(int(places[row]), -1) if where else -1
+                news.append(News(sequence, token, sequence.end, scored))
             else:
                 assert sequence.end
                 ended.append(Ended(sequence, sequence.end, self.seats.generated(seat)))

@@ -65,7 +65,7 @@ def pretend_tokens(seeds: Longs, choices: Longs, positions: Longs, vocab_size: i
     return tokens
 
 
-def pretend_scores(rows: list[int], tokens: list[int], width: int) -> Logprobs:
+def pretend_scores(rows: list[int], tokens: list[int], width: int, *, ranked: bool = False) -> Logprobs:
     """Log-probabilities that a test can tell: -token / 256 for a token, and for its rivals the next ids and values."""
     best = [[token + rank for rank in range(width)] for token in tokens]
     return Logprobs(
@@ -74,6 +74,7 @@ def pretend_scores(rows: list[int], tokens: list[int], width: int) -> Logprobs:
         width=width,
         ids=pack(id for ids in best for id in ids),
         values=np.array([[-id / 256 for id in ids] for ids in best], "<f4").tobytes(),
+        ranks=pack([1] * len(tokens)) if ranked else b"",
     )
 
 
@@ -149,11 +150,13 @@ class PretendWorker:
 
     def _score(self, roster: Ints, ids: Longs) -> Logprobs | None:
         """Made-up log-probabilities for the rows that ask: those of `pretend_scores`."""
-        rows = [row for row, slot in enumerate(roster.tolist()) if slot in self.scored and ids[row] != NO_TOKEN]
-        if not rows:
-            return None
-        width = max(self.scored[slot].logprobs for slot in roster[rows].tolist())
-        return None if width < 0 else pretend_scores(rows, ids[rows].tolist(), width)
+        widths = {
+            row: self.scored[slot].logprobs
+            for row, slot in enumerate(roster.tolist())
+            if slot in self.scored and self.scored[slot].logprobs >= 0 and ids[row] != NO_TOKEN
+        }
+        rows = list(widths)
+        return pretend_scores(rows, ids[rows].tolist(), max(widths.values())) if rows else None
 
     def _score_prompts(self, chunks: Ints) -> list[tuple[int, Logprobs]]:
         scores = []
@@ -162,7 +165,8 @@ class PretendWorker:
                 prompt = self.prompts[slot]
                 positions = range(start + 1, min(start + count, len(prompt) - 1) + 1)
                 tokens = [prompt[position] for position in positions]
-                scores.append((index, pretend_scores(list(positions), tokens, self.scored[slot].prompt_logprobs)))
+                width = self.scored[slot].prompt_logprobs
+                scores.append((index, pretend_scores(list(positions), tokens, width, ranked=True)))
         return scores
 
     def _regroup(self, plan: Plan) -> None:

@@ -64,8 +64,8 @@ class _Window:
         """The text of the context."""
 
     def push(self, ids: Sequence[int]) -> str:
-        special, size = self._tokenizer.special_ids, self._tokenizer.vocab_size
-        self._new += [id for id in ids if id not in special and id < size]
+        silent, size = self._tokenizer.silent_ids, self._tokenizer.vocab_size
+        self._new += [id for id in ids if id not in silent and id < size]
         return self._take(self._certain())
 
     @property

@@ -3,12 +3,13 @@
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
 import jinja2
 import jinja2.ext
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -26,7 +27,7 @@ _MARK = "END_OF_THE_OPEN_MESSAGE "
 class ChatTemplate:
     """Renders what transformers' `apply_chat_template(…, tokenize=False)` renders."""
 
-    __slots__ = ("_for_tools", "_plain", "_special", "source", "takes_parts")
+    __slots__ = ("_for_tools", "_plain", "_special", "source", "takes_parts", "variables")
 
     def __init__(self, source: str, special: Mapping[str, str], for_tools: str | None = None) -> None:
         """`special` are the tokens that the template knows by name, `for_tools` a template for requests with tools.
@@ -35,9 +36,9 @@ class ChatTemplate:
         """
         self.source = source
         self._special = dict(special)
-        environment = _environment()
-        self._plain = environment.from_string(source)
-        self._for_tools = environment.from_string(for_tools) if for_tools is not None else self._plain
+        self._plain, self.variables = _compiled(source)
+        """`variables`: names that the template reads and does not set itself."""
+        self._for_tools = _compiled(for_tools)[0] if for_tools is not None else self._plain
         self.takes_parts = self._probe_parts()
         """The template goes through the parts of a content that is a list; otherwise content must be a string."""
 
@@ -60,6 +61,17 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise StartError(
                 f"the chat template of {folder} is broken: {_line(error)} (line {error.lineno}); mend or remove it"
+            ) from None
+
+    def other(self, source: str) -> Self:
+        """A template with the same tokens by name. Raises BadRequest if `source` is broken."""
+        try:
+            return type(self)(source, self._special)
+        except jinja2.TemplateSyntaxError as error:
+            raise BadRequest(
+                f"Invalid 'chat_template': {_line(error)} (line {error.lineno}).",
+                param="chat_template",
+                code="invalid_value",
             ) from None
 
     def render(
@@ -133,6 +145,14 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
+
+
+@lru_cache(maxsize=16)
+def _compiled(source: str) -> tuple[jinja2.Template, frozenset[str]]:
+    """The template, and the names that it reads without having set them. Raises jinja2.TemplateSyntaxError."""
+    environment = _environment()
+    names = meta.find_undeclared_variables(environment.parse(source))
+    return environment.from_string(source), frozenset(names)
 
 
 def _to_json(

@@ -1,5 +1,6 @@
 """Strings to ids and back, by the tokenizer.json of a model folder."""
 
+import copy
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,9 +24,11 @@ class Tokenizer:
     __slots__ = (
         "_backend",
         "_bound",
+        "_spelled",
         "bos_id",
         "fallback_ids",
         "settings",
+        "silent_ids",
         "special_ids",
         "token_bytes",
         "vocab_size",
@@ -46,15 +49,18 @@ class Tokenizer:
         self.vocab_size = max(vocab.values(), default=-1) + 1
         """Ids are below it. The model's own may be larger: rows that no token has are padding."""
         self.special_ids = frozenset(id for id, token in backend.get_added_tokens_decoder().items() if token.special)
-        """Ids that have no text in an answer."""
+        """Ids that stand for no text of their own, such as the end of a turn."""
+        self.silent_ids = self.special_ids
+        """Ids that have no text in an answer: the special ones, or none in a tokenizer that is `spelled`."""
+        self._spelled: Self | None = None
         byte_of = _bytes_of_characters()
         self._bound = Bound(backend, vocab, frozenset(byte_of[token] for token in byte_of.keys() & vocab.keys()))
         self.token_bytes: list[bytes] | None = None
-        """The bytes of each token where the text is their concatenation, else None; empty for special tokens."""
+        """The bytes of each token where the text is their concatenation, else None; empty for `silent_ids`."""
         self.fallback_ids: frozenset[int] = frozenset()
         """Tokens such as `<0xE2>`, a run of which is decoded as a whole."""
         if isinstance(backend.decoder, decoders.ByteLevel):
-            self.token_bytes = _byte_table(vocab, self.vocab_size, self.special_ids)
+            self.token_bytes = _byte_table(vocab, self.vocab_size, self.silent_ids)
         else:
             self.fallback_ids = frozenset(id for token, id in vocab.items() if _FALLBACK.fullmatch(token))
 
@@ -85,6 +91,27 @@ class Tokenizer:
         backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
         return cls(backend, named, settings)
 
+    @property
+    def spelled(self) -> Self:
+        """The same tokenizer, but that special tokens have text in an answer: their names."""
+        if self._spelled is None:
+            spelled = copy.copy(self)
+            spelled.silent_ids = frozenset()
+            if self.token_bytes is not None:
+                byte_of = _bytes_of_characters()
+                spelled.token_bytes = list(self.token_bytes)
+                for id in self.special_ids:
+                    spelled.token_bytes[id] = _bytes_of_token(self.token_of(id), byte_of)
+            spelled._spelled = spelled
+            self._spelled = spelled
+        return self._spelled
+
+    @property
+    def spaces_names(self) -> bool:
+        """Whether there are spaces between special tokens where they are spelled: not with byte-level decoders."""
+        ids = [*self.special_ids][:1] * 2
+        return self.spelled.decode(ids) != "".join(map(self.token_of, ids))
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`. Special tokens that are written out in it become their ids.
 
@@ -102,24 +129,24 @@ class Tokenizer:
         """Tokens that `text` has at least, known without encoding it; 0 where nothing is known."""
         return self._bound.fewest(text)
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of `ids`, without special tokens unless asked for, and without ids that no token has."""
-        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, without `silent_ids`, and without ids that no token has."""
+        return self._backend.decode(ids, skip_special_tokens=bool(self.silent_ids))
 
     def bytes_of(self, id: int, first: bool = False) -> bytes:
-        """What `id` adds to the bytes of a text, which it begins if `first`; nothing for special tokens.
+        """What `id` adds to the bytes of a text, which it begins if `first`; nothing for `silent_ids`.
 
         Exact for byte-level decoders. Others may change a token by its neighbours: then what it adds by itself.
         """
         if self.token_bytes is not None:
             return self.token_bytes[id] if id < len(self.token_bytes) else b""
         token = self._backend.id_to_token(id)
-        if token is None or id in self.special_ids:
+        if token is None or id in self.silent_ids:
             return b""
         if id in self.fallback_ids:
             return bytes([int(token[3:5], 16)])
         if first or "\u2581" not in token:
-            return self._backend.decode([id]).encode()
+            return self.decode([id]).encode()
         return token.replace("\u2581", " ").encode()
 
     def token_of(self, id: int) -> str:
@@ -150,7 +177,7 @@ def _listed(settings: dict[str, Any], named: dict[str, str]) -> Iterator[AddedTo
             yield AddedToken(text, special=True)
 
 
-def _byte_table(vocab: dict[str, int], size: int, special: frozenset[int]) -> list[bytes]:
+def _byte_table(vocab: dict[str, int], size: int, silent: frozenset[int]) -> list[bytes]:
     """What each id adds to the bytes of a text whose decoder is ByteLevel.
 
     A token's characters stand for bytes; one with any other character in it is a token in plain text.
@@ -158,12 +185,17 @@ def _byte_table(vocab: dict[str, int], size: int, special: frozenset[int]) -> li
     byte_of = _bytes_of_characters()
     table = [b""] * size
     for token, id in vocab.items():
-        if id not in special:
-            try:
-                table[id] = bytes([byte_of[character] for character in token])
-            except KeyError:
-                table[id] = token.encode()
+        if id not in silent:
+            table[id] = _bytes_of_token(token, byte_of)
     return table
+
+
+def _bytes_of_token(token: str, byte_of: dict[str, int]) -> bytes:
+    """A token with a character that stands for no byte is plain text."""
+    try:
+        return bytes([byte_of[character] for character in token])
+    except KeyError:
+        return token.encode()
 
 
 def _bytes_of_characters() -> dict[str, int]:

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from toka.wire import LEAST_LOGPROB
 from workers import noise
 from workers.sampling import GREEDY_BELOW, TILE, SamplerState
 from workers.scores import Scores, best
@@ -135,7 +136,7 @@ class Sampler:
         )
 
     def scores(self, logits: Tensor, tokens: Tensor, width: int) -> Scores:
-        """What `Scores.of(logits.log_softmax(-1), tokens, width)` is, from [n, vocab] in any float dtype and int64[n].
+        """What `Scores.of(logits.float(), tokens, width)` is, from [n, vocab] in any float dtype and int64[n].
 
         The `width` most probable tokens lie in the `width` tiles of the highest maxima, of equals the first: each of
         these has a token that comes before any of another tile. So no more than those are ranked.
@@ -173,9 +174,15 @@ class Sampler:
         tiles = best(maxima - top - rest, min(width, self.tiles)).sort(dim=-1).values
         ids = (tiles[:, :, None] * TILE + torch.arange(TILE, device=logits.device)).flatten(1)
         own = logits.gather(1, ids.clamp(max=self.vocab_size - 1)).float() - top - rest
-        own.masked_fill_(ids >= self.vocab_size, -torch.inf)
+        own.clamp_(min=LEAST_LOGPROB).masked_fill_(ids >= self.vocab_size, -torch.inf)
         places = best(own, min(width, self.vocab_size))
-        return Scores(chosen.squeeze(1), ids.gather(1, places).to(torch.int32), own.gather(1, places))
+        none = torch.empty(0, dtype=torch.int32, device=logits.device)
+        return Scores(
+            chosen.squeeze(1).clamp_(min=LEAST_LOGPROB),
+            ids.gather(1, places).to(torch.int32),
+            own.gather(1, places),
+            none,
+        )
 
     def _check(self, logits: Tensor, count: int) -> None:
         if count > self.max_rows or logits.shape != (count, self.vocab_size) or (count and logits.stride(1) != 1):

@@ -1,13 +1,16 @@
 """The decoder against transformers, over every architecture and flag."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from tests.workers import oracle, paged
+from workers.errors import WorkerError
 from workers.models.config import FAMILIES
 
 A = [5, 130, 0, 77, 3, 9, 12, 64, 31, 2, 8]
@@ -83,3 +86,27 @@ def test_half_precision_stays_near_float32(tmp_path: Path) -> None:
     assert logits.dtype == torch.float32
     reference = oracle.logits(theirs, C)
     assert (logits - reference).std() < 0.05 * reference.std()
+
+
+@pytest.mark.parametrize("said", [True, False, None])
+@pytest.mark.parametrize("stored", [True, False])
+def test_b85_the_output_projection_is_the_configs_choice(tmp_path: Path, said: bool | None, stored: bool) -> None:
+    """Tied: the embedding, whether the file has a projection or not. Untied, as transformers has it for a config that
+    says nothing: the file's own, and without one the model is refused."""
+    tied = said is True
+    theirs = oracle.save("llama, tied" if tied else "llama", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors.pop("lm_head.weight", None)
+    if stored:
+        own = torch.full_like(theirs.lm_head.weight, 7.0) if tied else theirs.lm_head.weight.detach()
+        tensors["lm_head.weight"] = own.contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("tie_word_embeddings", None)
+    (tmp_path / "config.json").write_text(json.dumps(config | ({} if said is None else {"tie_word_embeddings": said})))
+    if not tied and not stored:
+        with pytest.raises(WorkerError, match=r"lm_head\.weight"):
+            paged.load(tmp_path)
+        return
+    ours = paged.Runner(paged.load(tmp_path)).step({"c": C})
+    close(ours.log_softmax(-1), oracle.logits(theirs, C).log_softmax(-1))
