@@ -49,7 +49,6 @@ class Step:
         self, model: Model, attention: Attention, slots: Slots, head: Head, recorded: Decodes | None = None
     ) -> None:
         self._model = model
-        self._processed = processed
         self._attention = attention
         self._slots = slots
         self._head = head

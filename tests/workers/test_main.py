@@ -65,7 +65,7 @@ def test_a_worker_runs_plans_like_transformers(engine: Engine, tmp_path: Path) -
         assert answer == expected[0, len(prompt) :].tolist()
     _, log = process.communicate(timeout=10)
     assert process.returncode == 0
-    assert log.splitlines()[-1] == "worker 3: stopped"
+    assert re.fullmatch(r"worker 3: stopped after 9 steps: .+ s of work, .+ s idle between them", log.splitlines()[-1])
 
 
 def test_a_process_ends_with_its_parent_and_tells_what_failed(engine: Engine, tmp_path: Path) -> None:
