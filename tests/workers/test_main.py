@@ -1,6 +1,7 @@
 """`python -m workers` as a process."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
