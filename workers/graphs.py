@@ -10,7 +10,6 @@ lengths.
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,29 +17,11 @@ from torch import Tensor
 
 from workers.compact import Longs
 from workers.groups import MIN_ROWS, Layout, Shared, Tiles
+from workers.recording import Recorder, sizes
 from workers.slots import Slots
-
-if TYPE_CHECKING:
-    from torch.cuda import _POOL_HANDLE
 
 Progress = Callable[[int, int], None]
 """Called with the graphs recorded and the graphs in all."""
-
-_EXACT = 8
-"""Up to so many rows, there is a graph for each number."""
-_PADDING = 8
-"""Above, a graph serves the numbers down to 1 − 1/_PADDING of its own."""
-
-
-def sizes(most: int) -> list[int]:
-    """Numbers of rows to record for, rising, the last of which is `most`: no number up to it needs more than an eighth
-    of padding."""
-    found = list(range(1, min(most, _EXACT) + 1))
-    while found[-1] < most:
-        size = found[-1] * _PADDING // (_PADDING - 1)
-        # Multiples of 8 fill the tiles of matrix products.
-        found.append(min(max(size - size % 8 if size > 64 else size, found[-1] + 1), most))
-    return found
 
 
 class Graphs:
@@ -76,17 +57,17 @@ class Graphs:
 
     def record(
         self,
+        recorder: Recorder,
         forward: Callable[[Tensor, Shared | None], Tensor],
         sample: Callable[[Tensor, Tensor, Tensor, bool], None],
         replan: Callable[[Tensor, Longs], None],
         progress: Progress,
     ) -> None:
-        """Record every graph, the largest first, all in one pool of memory.
+        """Record every graph, the largest first.
 
         `forward`: int64[D] slots and what they share → [D, hidden]. `sample`: [S, hidden], int64[S] slots, int32[S] for
-        the ids, and whether any row may use top_k, top_p or min_p. Both run twice for each size: first to compile and
-        to allocate, then to be recorded. `replan` runs before each replay of the former: int64[D] slots, and upper
-        bounds of their lengths on the host, int64[D].
+        the ids, and whether any row may use top_k, top_p or min_p. `replan` runs before each replay of the former:
+        int64[D] slots, and upper bounds of their lengths on the host, int64[D].
         """
         self._replan = replan
 
@@ -96,17 +77,12 @@ class Graphs:
         def run_sample(size: int, full: bool) -> None:
             sample(self._hidden[:size], self._rows[:size], self._ids[:size], full)
 
-        pool = torch.cuda.graph_pool_handle()
-        stream = torch.cuda.Stream(self._rows.device)  # type: ignore[no-untyped-call]  # torch's own
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for done, size in enumerate(reversed(self._sizes)):
-                progress(done, len(self._sizes))
-                for shared in (False, True) if self._tiles and size >= MIN_ROWS else (False,):
-                    self._forward[size, shared] = _record(pool, partial(run_forward, size, shared))
-                for full in (False, True):
-                    self._sample[size, full] = _record(pool, partial(run_sample, size, full))
-        torch.cuda.current_stream().wait_stream(stream)
+        for done, size in enumerate(reversed(self._sizes)):
+            progress(done, len(self._sizes))
+            for shared in (False, True) if self._tiles and size >= MIN_ROWS else (False,):
+                self._forward[size, shared] = recorder.record(partial(run_forward, size, shared))
+            for full in (False, True):
+                self._sample[size, full] = recorder.record(partial(run_sample, size, full))
         progress(len(self._sizes), len(self._sizes))
 
     def forward(self, rows: Tensor, bounds: Longs, layout: Layout | None) -> Tensor:
@@ -156,16 +132,3 @@ class Graphs:
 
 def _nothing(rows: Tensor, bounds: Longs) -> None:
     pass
-
-
-def _record(pool: "_POOL_HANDLE", run: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    run()
-    torch.cuda.current_stream().synchronize()
-    graph = torch.cuda.CUDAGraph()
-    # Other threads do not touch the device, and must not be kept from their own work.
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-    try:
-        run()
-    finally:
-        graph.capture_end()
-    return graph

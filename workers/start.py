@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from toka.wire import Welcome
 from workers import memory, weights
@@ -16,8 +17,10 @@ from workers.errors import WorkerError
 from workers.graphs import Graphs
 from workers.head import DeviceHead, TorchHead
 from workers.kvcache import KVCache
+from workers.mixed import MOST, Laid, Mixed
 from workers.models.config import ModelConfig
 from workers.models.decoder import Decoder
+from workers.recording import Recorder
 from workers.slots import Slots
 from workers.step import Step
 
@@ -105,7 +108,8 @@ class _Builder:
         welcome, config = self.welcome, self.config
         cache = KVCache(config, num_blocks, welcome.page_size, self.dtype, self.device)
         slots = Slots(welcome.max_slots, max_blocks, num_blocks, welcome.page_size, self.device, config.vocab_size)
-        attention = select(welcome.attention, cache, config, welcome.max_slots, hydragen=welcome.hydragen)
+        rows = max(welcome.max_slots, MOST)
+        attention = select(welcome.attention, cache, config, rows, hydragen=welcome.hydragen)
         if attention.tiles is not None:
             slots.share(attention.tiles)
         return slots, attention
@@ -128,18 +132,31 @@ class _Builder:
 
     def on_gpu(self, slots: Slots, attention: Attention, progress: Progress) -> Step:
         """The step, its decoding recorded where the engine wants that."""
+        from workers.attention.paged import Paged
+
         head = self.head(slots)
         step = Step(self.model, attention, slots, head)
-        if not (self.welcome.cuda_graphs and attention.recordable):
+        if not (self.welcome.cuda_graphs and isinstance(attention, Paged)):
             return step
-        graphs = Graphs(slots, self.config.hidden_size, self.dtype, self.welcome.max_slots, attention.tiles)
+
+        def laid(step: Laid) -> Tensor:
+            attention.plan_laid(step)
+            return self.model.forward(step.tokens, step.positions, attention)
+
+        size, recorder = self.config.hidden_size, Recorder(self.device)
+        mixed = None
+        if attention.lays:
+            mixed = Mixed(slots, size, self.dtype, attention.queries, attention.list_tiles)
+            mixed.record(recorder, laid, lambda done, total: progress("graphs of mixed steps", done, total))
+        graphs = Graphs(slots, size, self.dtype, self.welcome.max_slots, attention.tiles)
         graphs.record(
+            recorder,
             forward=lambda rows, shared: step.forward(assemble_decode(rows, slots, None, shared)),
             sample=head.choose,
             replan=lambda rows, bounds: attention.replan(rows, slots.tables, bounds),
             progress=lambda done, total: progress("graphs", done, total),
         )
-        return Step(self.model, attention, slots, self.head(slots, graphs), graphs)
+        return Step(self.model, attention, slots, self.head(slots, graphs), graphs, mixed)
 
 
 def _measure(builder: _Builder, progress: Progress) -> int:

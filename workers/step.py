@@ -42,17 +42,34 @@ class Decodes(Protocol):
         """int64[D] slots, their `Batch.bounds` and what they share → [D, hidden], which stands until the next call."""
 
 
+class Mixes(Protocol):
+    """Forward passes with chunks that were recorded; `workers.mixed.Mixed` are."""
+
+    def takes(self, batch: Batch) -> bool:
+        """Whether there is one for a batch."""
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The hidden states of its samples, [S, hidden], which stand until the next call."""
+
+
 class Step:
     """Runs steps of one model over one set of slots, all in the order of the calls."""
 
     def __init__(
-        self, model: Model, attention: Attention, slots: Slots, head: Head, recorded: Decodes | None = None
+        self,
+        model: Model,
+        attention: Attention,
+        slots: Slots,
+        head: Head,
+        recorded: Decodes | None = None,
+        mixed: Mixes | None = None,
     ) -> None:
         self._model = model
         self._attention = attention
         self._slots = slots
         self._head = head
         self._recorded = recorded
+        self._mixed = mixed
 
     def run(self, work: Work) -> Outcome:
         """What the step samples and scores."""
@@ -60,11 +77,15 @@ class Step:
         prompts = None
         if work.chunks is not None:
             batch = assemble(work, self._slots)
-            hidden = self.forward(batch)
-            if work.chunks.prompts is not None:
-                # In slices of no more rows than may be sampled at once: so many logits are in the memory's plan.
-                prompts = work.chunks.prompts, work.chunks.prompts.score(self._model, hidden, self._slots.max_slots)
-            hidden = hidden[batch.samples]
+            asked = work.chunks.prompts
+            if asked is None and self._mixed is not None and self._mixed.takes(batch):
+                hidden = self._mixed.forward(batch)
+            else:
+                hidden = self.forward(batch)
+                if asked is not None:
+                    # In slices of no more rows than may be sampled at once: so many logits are in the memory's plan.
+                    prompts = asked, asked.score(self._model, hidden, self._slots.max_slots)
+                hidden = hidden[batch.samples]
         elif recorded is not None and 0 < len(roster.host) <= recorded.most:
             hidden = recorded.forward(roster.slots, work.bounds, work.layout)
         elif len(roster.host):

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from toka.wire import Admit, Sampling, pack
 from workers.attention.base import Attention
 from workers.batch import Batch
-from workers.compact import Longs
 from workers.head import TorchHead
 from workers.layers.rope import Rotation
 from workers.slots import Slots
@@ -36,7 +35,6 @@ def greedy(prompt: Sequence[int], count: int) -> list[int]:
 class Sums:
     """Keeps what it is given in a cache of one number a token, and sums up each token's past."""
 
-    recordable = False
     tiles = None
 
     def __init__(self, num_blocks: int, page_size: int) -> None:
@@ -46,9 +44,6 @@ class Sums:
 
     def plan(self, batch: Batch) -> None:
         self.batch = batch
-
-    def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
-        """See `Half.replan`: it is never recorded."""
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, layer: int) -> Tensor:
         batch = self.batch

@@ -19,10 +19,10 @@ _AHEAD = 3
 
 
 class FlashInferDecode:
-    """See `Half`. Recorded batches have at most `max_rows` rows, any number of them. Raises ValueError where FlashInfer
-    is not `usable`."""
+    """See `DecodeHalf`. Recorded batches have at most `max_rows` rows, any number of them. Raises ValueError where
+    FlashInfer is not `usable`."""
 
-    recordable = True
+    plans_on_device = False
 
     def __init__(self, cache: KVCache, num_heads: int, max_rows: int) -> None:
         layer = cache.layers[0]
@@ -64,7 +64,7 @@ class FlashInferDecode:
         self._now.run(q, self._cache.layers[layer], out=out)
 
     def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
-        """See `Half.replan`. Waits where the device has not begun the replay before."""
+        """See `DecodeHalf.replan`. Waits where the device has not begun the replay before."""
         from flashinfer.decode import fast_decode_plan
 
         recorded = self._recorded[len(rows)]

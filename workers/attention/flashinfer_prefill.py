@@ -65,8 +65,6 @@ def pinned(values: Longs) -> Tensor:
 class FlashInferPrefill:
     """See `Half`. Raises ValueError where FlashInfer is not `usable`."""
 
-    recordable = False
-
     def __init__(self, cache: KVCache, num_heads: int) -> None:
         layer = cache.layers[0]
         self._kv_heads, self._head_dim = layer.shape[3:]
@@ -107,9 +105,6 @@ class FlashInferPrefill:
             max_token_per_sequence=int(batch.sizes.max()),
         )
         self._read[self._turn].record()
-
-    def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
-        """See `Half.replan`: it is never recorded."""
 
     def run(self, q: Tensor, layer: int, out: Tensor) -> None:
         """See `Half.run`."""

@@ -16,9 +16,9 @@ _PROGRAMS = 2
 
 
 class HydragenDecode:
-    """See `Half`. For up to `max_rows` rows; a batch in which nothing is shared goes the plain way."""
+    """See `DecodeHalf`. For up to `max_rows` rows; a batch in which nothing is shared goes the plain way."""
 
-    recordable = True
+    plans_on_device = True
 
     def __init__(self, cache: KVCache, num_heads: int, max_rows: int) -> None:
         layer = cache.layers[0]
@@ -38,7 +38,7 @@ class HydragenDecode:
         self._own.plan(batch, None if batch.shared is None else batch.shared.firsts)
 
     def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
-        """See `Half.replan`: nothing, since all is planned on the device."""
+        """See `DecodeHalf.replan`: nothing, since all is planned on the device."""
 
     def run(self, q: Tensor, layer: int, out: Tensor) -> None:
         """See `Half.run`."""

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from workers import memory
 from workers.batch import Batch
-from workers.compact import Longs
 from workers.kvcache import KVCache
 from workers.layers.rope import Rotation
 
@@ -86,7 +85,6 @@ class _Step:
 class PagedTorch:
     """See `Attention`. `plan` reads lengths on the host, which waits for a device other than the CPU."""
 
-    recordable = False
     tiles = None
 
     def __init__(self, cache: KVCache) -> None:
@@ -115,9 +113,6 @@ class PagedTorch:
             self._bucket(batch.prefilled, rows, decodes, tables[prefills:], whole=len(members) == 1) for rows in members
         ]
         self._step = _Step(self._cache.places(batch.writes), chunks, buckets)
-
-    def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
-        """See `Half.replan`: this is never recorded."""
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, layer: int) -> Tensor:
         """See `Attention.run`."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from workers.attention.base import Attention, Half
+from workers.attention.base import Attention
 from workers.attention.paged_torch import PagedTorch
 from workers.errors import WorkerError
 from workers.kvcache import KVCache
@@ -31,7 +31,7 @@ def select(name: str, cache: KVCache, config: ModelConfig, max_rows: int, hydrag
     from workers.attention.triton_prefill import TritonPrefill
 
     heads, here = config.num_heads, usable(config.head_dim, layer.dtype, layer.device)
-    decode: Half
+    tiled = TritonPrefill(cache, heads)
     if name == "flashinfer":
         if hydragen:
             raise WorkerError("use_hydragen=T needs attention_backend=auto or triton")
@@ -39,9 +39,9 @@ def select(name: str, cache: KVCache, config: ModelConfig, max_rows: int, hydrag
             raise WorkerError(
                 "attention_backend=flashinfer needs flashinfer-python, bfloat16 or float16, and heads of 64, 128 or 256"
             )
-        return Paged(cache, FlashInferPrefill(cache, heads), FlashInferDecode(cache, heads, max_rows))
+        return Paged(cache, FlashInferPrefill(cache, heads), FlashInferDecode(cache, heads, max_rows), tiled)
     decode = (HydragenDecode if hydragen else TritonDecode)(cache, heads, max_rows)
     # FA3 is what pays: elsewhere FlashInfer's plan on the host costs more than its kernel saves.
     hopper = torch.cuda.get_device_capability(layer.device)[0] == 9
-    prefill = FlashInferPrefill(cache, heads) if name == "auto" and here and hopper else TritonPrefill(cache, heads)
-    return Paged(cache, prefill, decode)
+    prefill = FlashInferPrefill(cache, heads) if name == "auto" and here and hopper else tiled
+    return Paged(cache, prefill, decode, tiled)

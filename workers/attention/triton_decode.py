@@ -10,10 +10,10 @@ from workers.kvcache import KVCache
 
 
 class TritonDecode:
-    """See `Half`. For up to `max_rows` rows; raises ValueError where the kernel does not know the cache's dtype or the
-    size of its heads."""
+    """See `DecodeHalf`. For up to `max_rows` rows; raises ValueError where the kernel does not know the cache's dtype
+    or the size of its heads."""
 
-    recordable = True
+    plans_on_device = True
 
     def __init__(self, cache: KVCache, num_heads: int, max_rows: int, tuned: Tuning | None = None) -> None:
         layer = cache.layers[0]
@@ -30,7 +30,7 @@ class TritonDecode:
         self._splits.list(batch.rows, batch.lengths, len(batch.sizes), firsts)
 
     def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
-        """See `Half.replan`: nothing, since all is planned on the device."""
+        """See `DecodeHalf.replan`: nothing, since all is planned on the device."""
 
     def run(self, q: Tensor, layer: int, out: Tensor, lse: Tensor | None = None) -> None:
         """See `Half.run`. lse: float32[D, H], takes each row's log-sum-exp, base 2; −inf where a row has no keys, and

@@ -13,28 +13,27 @@ from workers.upload import upload
 class TritonPrefill:
     """See `Half`. Raises ValueError where the kernel does not know the cache's dtype or the size of its heads."""
 
-    recordable = False
-
     def __init__(self, cache: KVCache, num_heads: int, tuned: Tuning | None = None) -> None:
         layer = cache.layers[0]
         kv_heads, head_dim = layer.shape[3:]
         self._cache = cache
         self._tuned = tuned or tuning(head_dim, layer.dtype)
-        self._queries = queries(num_heads // kv_heads, self._tuned)
+        self.queries = queries(num_heads // kv_heads, self._tuned)
         self._step: tuple[Tensor, Tensor, Tensor] | None = None
 
     def plan(self, batch: Batch) -> None:
         """See `Half.plan`."""
-        listed = tiles(batch.sizes, batch.ends, self._queries).astype(np.int32)
+        listed = tiles(batch.sizes, batch.ends, self.queries).astype(np.int32)
         self._step = (batch.tables, batch.rows, upload(listed, batch.tables.device))
-
-    def replan(self, rows: Tensor, tables: Tensor, bounds: Longs) -> None:
-        """See `Half.replan`: it is never recorded."""
 
     def run(self, q: Tensor, layer: int, out: Tensor) -> None:
         """See `Half.run`."""
         assert self._step is not None, "plan comes first"
-        attend(q, self._cache.layers[layer], *self._step, out, self._tuned)
+        self.attend(q, layer, out, *self._step)
+
+    def attend(self, q: Tensor, layer: int, out: Tensor, tables: Tensor, rows: Tensor, tiles: Tensor) -> None:
+        """Let the tokens of some tiles attend, whichever of q they are: see `workers.kernels.prefill.attend`."""
+        attend(q, self._cache.layers[layer], tables, rows, tiles, out, self._tuned)
 
 
 def tiles(sizes: Longs, ends: Longs, queries: int) -> Longs:

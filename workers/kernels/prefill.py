@@ -63,7 +63,8 @@ def attend(q: Tensor, layer: Tensor, tables: Tensor, rows: Tensor, tiles: Tensor
 
     q [N, H, S] (tokens may be strided); layer [blocks, 2, page_size, K, S] of the cache; tables int32[slots, blocks];
     rows int64[P or more], the slot of each chunk; out [N, H, S], contiguous. tiles int32[n, 4]: a tile's row, its first
-    token in q, the position of that token in its sequence, and how many tokens it has, at most `queries`.
+    token in q, the position of that token in its sequence, and how many tokens it has, at most `queries`; one of no
+    tokens is none.
     """
     _, heads, size = q.shape
     kv_heads = layer.shape[3]
@@ -121,6 +122,8 @@ def _attend(
     token = tl.load(tiles_ptr + tile * 4 + 1).to(tl.int64)
     position = tl.load(tiles_ptr + tile * 4 + 2)
     count = tl.load(tiles_ptr + tile * 4 + 3)
+    if count == 0:
+        return
     slot = tl.load(rows_ptr + row).to(tl.int64)
 
     at = tl.arange(0, TILE)

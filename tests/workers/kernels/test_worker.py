@@ -1,31 +1,56 @@
 """A whole worker of kernels, step by step, against the plain one: what a GPU runs, but for the recording."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from tests.workers import oracle, paged
 from tests.workers.driver import Ask, Driver
 from toka.wire import Group, Plan, Sampling, pack
+from workers import mixed
 from workers.attention.base import Attention
 from workers.attention.hydragen import HydragenDecode
 from workers.attention.paged import Paged
 from workers.attention.paged_torch import PagedTorch
 from workers.attention.triton_prefill import TritonPrefill
+from workers.batch import assemble_decode
+from workers.graphs import Graphs
 from workers.head import DeviceHead, TorchHead
 from workers.kernels.advance import advance
 from workers.kernels.ops import TritonOps
 from workers.kernels.sample import Sampler
 from workers.kvcache import KVCache
+from workers.mixed import Laid, Mixed
 from workers.models import decoder
+from workers.recording import Recorder
 from workers.slots import Slots
 from workers.step import Step
 
 SLOTS, BLOCKS, PAGE = 12, 200, 4
+
+
+class Again(Recorder):
+    """Instead of replaying what was recorded, runs it again: what is no part of the recording is not there then."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.replayed: set[str] = set()
+
+    def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        assert isinstance(run, partial)
+
+        def replay() -> None:
+            self.replayed.add(run.func.__name__)
+            run()
+
+        return cast(torch.cuda.CUDAGraph, SimpleNamespace(replay=replay))
 
 
 @pytest.fixture(scope="module")
@@ -45,14 +70,15 @@ def plain(folder: Path) -> tuple[Slots, Step]:
 
 def fused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Slots, Step]:
     """In kernels, on a device that may be the CPU."""
-    monkeypatch.setattr(decoder, "ops_for", lambda device: TritonOps())
+    monkeypatch.setattr(decoder, "ops_for", TritonOps)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = paged.load(folder, device=device)
     slots = Slots(SLOTS, 40, BLOCKS, PAGE, device, model.vocab_size)
     slots._advance = advance
     cache = KVCache(model.config, BLOCKS, PAGE, torch.float32, device)
     heads = model.config.num_heads
-    attention: Attention = Paged(cache, TritonPrefill(cache, heads), HydragenDecode(cache, heads, SLOTS))
+    tiled = TritonPrefill(cache, heads)
+    attention: Attention = Paged(cache, tiled, HydragenDecode(cache, heads, 64), tiled)
     assert attention.tiles is not None
     slots.share(attention.tiles)
     return slots, Step(model, attention, slots, DeviceHead(model, slots, Sampler(SLOTS, model.vocab_size, device)))
@@ -83,6 +109,41 @@ def test_tokens_of_the_plain_worker(folder: Path, monkeypatch: pytest.MonkeyPatc
     )
     want = Driver(*plain(folder), tokens=24).run(asks(kinds, 6))
     assert Driver(*fused(folder, monkeypatch), tokens=24).run(asks(kinds, 6)) == want
+
+
+@pytest.mark.usefixtures("device")
+def test_tokens_of_recorded_steps(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that find all they need in static buffers, decodes and mixed ones, small ones and one of too many tokens,
+    with padding behind: nothing of a step before shows."""
+    kinds = (Sampling(temperature=0.0), Sampling(temperature=1.0))
+    want = Driver(*plain(folder), tokens=24).run(asks(kinds, 8))
+    monkeypatch.setattr(mixed, "MOST", 20)
+    monkeypatch.setattr(mixed, "MOST_CHUNKS", 3)
+    slots, step = fused(folder, monkeypatch)
+    attention, head = step._attention, step._head
+    assert isinstance(attention, Paged)
+    assert isinstance(head, DeviceHead)
+    size, again = 64, Again(slots.device)
+
+    def laid(step: Laid) -> Tensor:
+        attention.plan_laid(step)
+        return model.forward(step.tokens, step.positions, attention)
+
+    model = step._model
+    steps = Mixed(slots, size, torch.float32, attention.queries, attention.list_tiles)
+    steps.record(again, laid, lambda done, total: None)
+    graphs = Graphs(slots, size, torch.float32, SLOTS, attention.tiles)
+    graphs.record(
+        again,
+        forward=lambda rows, shared: step.forward(assemble_decode(rows, slots, None, shared)),
+        sample=head.choose,
+        replan=lambda rows, bounds: attention.replan(rows, slots.tables, bounds),
+        progress=lambda done, total: None,
+    )
+    sampler = Sampler(SLOTS, model.vocab_size, slots.device)
+    recorded = Step(model, attention, slots, DeviceHead(model, slots, sampler, graphs), graphs, steps)
+    assert Driver(slots, recorded, tokens=24).run(asks(kinds, 8)) == want
+    assert again.replayed == {"run", "run_forward", "run_sample"}
 
 
 @pytest.mark.usefixtures("device")
