@@ -11,7 +11,7 @@ from tests.workers import oracle, paged
 from tests.workers.driver import Ask, Driver
 from tests.workers.test_start import quiet, welcome
 from toka.wire import Sampling
-from workers.graphs import sizes
+from workers.recording import sizes
 from workers.start import start
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
