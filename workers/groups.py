@@ -25,6 +25,8 @@ MAX_PARTS = 2 * MAX_SPLITS
 """Partial results of a row at most: it has two segments."""
 MIN_ROWS = 8
 """Rows of a step that must share a segment for it to be read apart."""
+_ALIGNED = 4
+"""Elements of 16 bytes."""
 _MIN_SPLIT = 256
 """Keys of a part at least."""
 
@@ -71,9 +73,13 @@ class Layout(NamedTuple):
 
     def send(self, upload: Upload) -> Shared:
         """To the device, in one piece."""
-        sizes = [part.size for part in self]
-        sent = upload(np.concatenate([part.ravel() for part in self]))
-        tiles, order, firsts, parts = torch.split(sent, sizes)
+        # Each part begins at a multiple of 16 bytes, or kernels would be compiled once more for those that do not.
+        padded = [-(-part.size // _ALIGNED) * _ALIGNED for part in self]
+        whole = np.zeros(sum(padded), np.int32)
+        for part, end, size in zip(self, np.cumsum(padded), padded, strict=True):
+            whole[end - size : end - size + part.size] = part.ravel()
+        sent = torch.split(upload(whole), padded)
+        tiles, order, firsts, parts = (piece[: part.size] for piece, part in zip(sent, self, strict=True))
         return Shared(tiles.view(-1, 6), order, firsts, parts)
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from workers.kernels.sample import Sampler
 
 
+_ALIGNED = 16
+
+
 class TorchHead:
     """See `workers.step.Head`. `processed`: scores are by what tokens were drawn from, not by the model's logits."""
 
@@ -111,6 +114,7 @@ class DeviceHead:
 
 
 def _slices(count: int, most: int) -> Iterator[slice]:
-    step = max(most, 1)
+    # Whole multiples, so that every slice begins where vector loads may.
+    step = max(most - most % _ALIGNED, 1)
     for first in range(0, count, step):
         yield slice(first, min(first + step, count))

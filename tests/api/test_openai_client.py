@@ -279,7 +279,8 @@ def test_w_http_3_a_connection_cut_before_the_answer_is_made_anew(
         cable.cut()
         assert answer.result(10).choices[0].text == "Hello, world!"
     until(lambda: server.cancelled == [server.requests[0].id])
-    assert (len(server.requests), len(pauses)) == (2, 1)
+    assert len(server.requests) == 2
+    assert pauses
 
 
 def test_w_http_3_a_stream_cut_midway_raises(cable: Cable, server: FakeServer) -> None:

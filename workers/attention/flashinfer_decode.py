@@ -14,6 +14,8 @@ from workers.batch import Batch
 from workers.compact import Longs
 from workers.kvcache import KVCache
 
+_PARTS = 1024
+"""More parts than FlashInfer splits rows into on any GPU."""
 _AHEAD = 3
 """Plans of batches that are not recorded that may wait for the device."""
 
@@ -36,7 +38,10 @@ class FlashInferDecode:
         self._dtypes = {"q_data_type": layer.dtype, "kv_data_type": layer.dtype}
         self._max_rows = max_rows
         self._make = BatchDecodeWithPagedKVCacheWrapper
-        self._workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=layer.device)
+        # Recorded batches have their partial results at a fixed place: float32, 16 queries for each of the rows and of
+        # the parts that rows are split into besides.
+        partial = num_heads * (max_rows + _PARTS) * 16 * head_dim * 4
+        self._workspace = torch.zeros(WORKSPACE + partial, dtype=torch.uint8, device=layer.device)
         # As in FlashInferPrefill: a wrapper's pinned memory is written again only when the device has read it.
         self._eager = [self._wrapper() for _ in range(_AHEAD)]
         self._read: list[torch.cuda.Event] = [torch.cuda.Event() for _ in range(_AHEAD)]  # type: ignore[no-untyped-call]

@@ -40,7 +40,7 @@ def advance(slots: "Slots", rows: Tensor) -> "Decoding":
     return Decoding(tokens, positions, writes, lengths)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _advance(
     rows_ptr,
     held_ptr,
