@@ -15,31 +15,24 @@ n=64, 256 tokens, steps that take no time), and streams (256 clients, steps of 4
 
 import json
 import os
-import re
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench.server import READY, Server, ServerEnded
-from tests.fakes import write_tiny_model
+from bench.pretend import serving
+from bench.server import Server, ServerEnded
 from toka.core.hydragen import Groups
 from toka.core.limits import Limits
 from toka.core.prompt import Prompt
 from toka.core.scheduler import Scheduler
 from toka.core.sequence import Sequence
-from toka.launch import PACKAGES
 from toka.sim.device import NO_END, STOP_ID, Device
 from toka.wire import Plan, Tokens, encode
 
@@ -50,10 +43,7 @@ TAIL = 60
 MEAN_OUTPUT = 200
 BUSY = 0.010
 """Seconds that a step is said to take."""
-JOIN = re.compile(r"engine=(\S+)")
 TICKS = os.sysconf("SC_CLK_TCK")
-VOCABULARY = 128
-"""The pretend worker samples ASCII, so that each token is text at once."""
 
 
 class Timing(NamedTuple):
@@ -197,37 +187,6 @@ def through_http(step_ms: float, *, requests: int, n: int, tokens: int, stream: 
     return 1e6 * seconds / made, made / done["chunks"] if stream else 0.0
 
 
-@contextmanager
-def serving(step_ms: float) -> Iterator[Server]:
-    """A server with a pretend worker."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="toka-bench-")))
-        write_tiny_model(folder / "tiny", weights=False, max_position_embeddings=4096)
-        server = Server(
-            f"model={folder / 'tiny'}",
-            "load_format=dummy",
-            "workers=manual",
-            f"control=tcp://127.0.0.1:{free_port()}",
-            "log_level=warning",
-        )
-        joining = server.lines_until(JOIN)
-        command = [sys.executable, "-m", "toka.sim.worker", f"engine={joining[1]}"]
-        options = [f"step_ms={step_ms}", "num_blocks=65536", f"vocab_size={VOCABULARY}"]
-        worker = subprocess.Popen([*command, *options], cwd=PACKAGES)
-        stack.callback(worker.wait)
-        stack.callback(worker.terminate)
-        stack.push(server.__exit__)
-
-        def outlive() -> None:
-            worker.wait()
-            server.process.terminate()
-
-        # A server would wait for ever for a worker that could not start.
-        Thread(target=outlive, daemon=True).start()
-        server.lines_until(READY)
-        yield server
-
-
 def load(server: Server, *, requests: int, n: int, tokens: int, stream: bool) -> dict[str, float]:
     """Run the client; what it counted."""
     command = [sys.executable, str(Path(__file__).parent / "load.py"), server.url, server.model]
@@ -241,14 +200,6 @@ def cpu_seconds(pid: int) -> float:
     """CPU that a process has used, all its threads together."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def show(line: str) -> None:

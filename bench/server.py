@@ -12,7 +12,7 @@ from typing import Self
 
 from toka.launch import PACKAGES
 
-READY = re.compile(r"serves (\S+) at (http://\S+)/v1")
+READY = re.compile(r"serves (\S+) at (https?://\S+)/v1")
 PATIENCE = 60.0
 """Seconds that the server has to end once it was asked to."""
 

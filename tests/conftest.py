@@ -8,6 +8,9 @@ from hypothesis import settings
 settings.register_profile("toka", deadline=None)  # machines are shared: how long one example takes says nothing
 settings.load_profile("toka")
 
+collect_ignore = ["clients"]
+"""They run in environments of their own: tox.ini."""
+
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:

@@ -45,6 +45,7 @@ TABLE = [
     Row("toka/core", tuple(f"toka.{name}" for name in ("serve", "cli", "launch", "hub", "config"))),
     Row("toka/text", ("transformers", "toka.core")),
     Row("toka/api", ("toka.core", "toka.link", "toka.wire", "zmq")),
+    Row("toka/metrics", ("zmq", "starlette", *(f"toka.{name}" for name in ("api", "engine", "link", "wire", "serve")))),
     Row("toka/jobs", ("toka.core", "toka.link", "toka.wire", "zmq")),
     Row("workers", ("starlette", "uvicorn", "fastapi")),
     Row(

@@ -27,14 +27,19 @@ class Answers(BaseHTTPRequestHandler):
     """A server that streams words, or refuses."""
 
     asked: ClassVar[dict[str, dict[str, object]]] = {}
+    keys: ClassVar[set[str | None]] = set()
+    """What the requests of the last client were authorized with."""
     events: ClassVar[list[str]] = []
     refusal: ClassVar[str | None] = None
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        self.keys.clear()
+        self.keys.add(self.headers["authorization"])
         self.reply(200, json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}))
 
     def do_POST(self) -> None:
+        self.keys.add(self.headers["authorization"])
         self.asked[self.path] = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.refusal:
             self.reply(503, json.dumps({"error": {"message": self.refusal, "type": "server_error"}}))
@@ -120,6 +125,18 @@ def test_ping_takes_the_servers_address_from_the_environment(monkeypatch: pytest
     with server([chunk(text="so")]) as (port, _):
         monkeypatch.setenv("TOKA_PORT", port.removeprefix("port="))
         assert typed("ping") == 0
+
+
+def test_ping_sends_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one it is given, or the first of TOKA_API_KEY, which may be the server's too; without one, none."""
+    with server([chunk(text="so")]) as (port, answers):
+        assert typed("ping", port) == 0
+        assert answers.keys == {None}
+        monkeypatch.setenv("TOKA_API_KEY", "sk-a, sk-b")
+        assert typed("ping", port) == 0
+        assert answers.keys == {"Bearer sk-a"}
+        assert typed("ping", port, "api_key=sk-c") == 0
+        assert answers.keys == {"Bearer sk-c"}
 
 
 def test_download_prints_the_folder(

@@ -156,6 +156,15 @@ def test_an_option_given_twice_is_refused() -> None:
     assert "given twice" in complaint("port=1", "--port", "2")
 
 
+def test_a_key_is_in_no_message(tmp_path: Path) -> None:
+    """Neither of the two places that give it, nor a file."""
+    assert "secret" not in complaint("api_key=secret-1", "--api-key", "secret-2")
+    file = tmp_path / "toka.toml"
+    file.write_text('api_key = ["secret-3"]')
+    assert "secret" not in complaint(f"config={file}")
+    assert load([], {"TOKA_API_KEY": "secret-4"}).api_key == "secret-4"
+
+
 @pytest.mark.parametrize("words", [["serv"], ["--port"], ["--port", "--host=x"], ["=3"], ["-p", "3"], [""]])
 def test_a_word_that_is_no_option_says_how_options_are_written(words: list[str]) -> None:
     """No value, no key, or neither."""
@@ -170,7 +179,7 @@ def test_a_planned_option_may_say_what_already_holds(option: Option) -> None:
 
 @pytest.mark.parametrize(
     ("word", "default"),
-    [("tp_size=2", "tp_size=1"), ("torch_compile=T", "torch_compile=F"), ("api_key=secret", "api_key=None")],
+    [("tp_size=2", "tp_size=1"), ("torch_compile=T", "torch_compile=F"), ("key_file=keys", "key_file=None")],
 )
 def test_a_planned_option_is_never_silently_ignored(word: str, default: str) -> None:
     """Anything but the default is refused, and the line says what to write."""

@@ -17,7 +17,7 @@ from toka.options import from_words, options, shown_value
 from toka.sim.command import Simulate
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/api.md", "docs/contract.md"]
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "docs/access.md", "docs/api.md", "docs/contract.md", "docs/metrics.md"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 TOOLS = {"pip", "curl", "tox", "ruff", "mypy", "pytest"}
 """Commands that are not ours."""
@@ -83,7 +83,7 @@ def test_every_statement_of_the_contract_is_tested() -> None:
 def test_commands_can_be_typed(command: str) -> None:
     """Programs, modules, files, subcommands and options that the documents name exist."""
     words = shlex.split(command)
-    while re.match(r"[A-Z]+=", words[0]):
+    while re.match(r"[A-Z_]+=", words[0]):
         words.pop(0)
     program, arguments = words[0], words[1:]
     match program:

@@ -191,6 +191,21 @@ async def test_cancelling_gives_everything_back(folder: Path) -> None:
         generation.cancel()
 
 
+@pytest.mark.parametrize(("weights", "before"), [(None, (10, 30)), ("few:4", (3, 14))], ids=["equal", "few:4"])
+async def test_a_tenants_few_requests_do_not_wait_behind_anothers_many(
+    folder: Path, weights: str | None, before: tuple[int, int]
+) -> None:
+    """They end after about as many of the other's as the weights say, not after all 400."""
+    async with served(folder, Config(max_seqs_per_forward=2, tenant_weights=weights)) as (engine, _):
+        many, few = Client(), Client()
+        engine.submit(request(n=400, max_tokens=4, tenant="many"), many)
+        engine.submit(request(n=20, max_tokens=4, tenant="few"), few)
+        await few.ended(20)
+        done = len(many.deltas)
+        await many.ended(400)
+    assert before[0] <= done <= before[1]
+
+
 async def test_cached_tokens_are_counted_once_a_prompt(folder: Path) -> None:
     """What the second request finds of the first."""
     async with served(folder) as (engine, _):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import APIConnectionError, APIError, BadRequestError, InternalServerError, OpenAI
+from openai import APIConnectionError, APIError, AuthenticationError, BadRequestError, InternalServerError, OpenAI
 from starlette.types import Receive, Scope, Send
 
 from bench.server import Server, ServerEnded
@@ -27,8 +27,9 @@ from tests.fakes import write_tiny_model
 from toka.config import Config
 from toka.errors import ConfigError, StartError
 from toka.http import Http
+from toka.listen import listen
 from toka.model import ModelFolder
-from toka.serve import _answering, _reason, banner, listen, model_names
+from toka.serve import _answering, _reason, banner, model_names
 
 LONG = 800
 """Tokens of an answer that is still running when something happens to it."""
@@ -213,6 +214,37 @@ def test_a_worker_started_by_hand_joins(tiny: Path) -> None:
     assert server.process.returncode == 0
 
 
+def test_a_log_for_machines_has_no_secrets(tiny: Path, tmp_path: Path) -> None:
+    """With log_format=json every line on stderr, the worker's and those of the start and the end included, is an object
+    with its time; at the finest level none holds a prompt, an answer or a key, nor does the banner."""
+    keys = tmp_path / "keys"
+    keys.write_text("sk-very-secret\n")
+    words = [f"model={tiny}", "kv_cache_num_tokens=4096", "log_level=debug", "log_format=json", f"api_key_file={keys}"]
+    with (
+        Server(*words) as server,
+        OpenAI(base_url=f"{server.url}/v1", api_key="sk-very-secret", max_retries=0, timeout=60) as openai,
+    ):
+        for stream in (False, True):
+            answer = openai.completions.create(
+                model="tiny", prompt="PROMPTED", max_tokens=5, stream=stream, extra_headers={"x-request-id": "mine-7"}
+            )
+            if stream:
+                list(answer)
+        with pytest.raises(AuthenticationError):
+            openai.with_options(api_key="sk-wrong").models.list()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0
+        assert server.process.stdout
+        said, log = server.process.stdout.read(), server.log
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+    assert any(line["logger"] == "worker" and line.get("rank") == 0 for line in lines)
+    assert any("once more ends at once" in line["message"] for line in lines)
+    answered = [line["status"] for line in lines if line.get("request_id") == "mine-7" and "status" in line]
+    assert answered == [200, 200]
+    assert [secret for secret in ("PROMPTED", "sk-very-secret", "sk-wrong") if secret in log + said] == []
+
+
 def test_a_port_in_use_is_one_line_before_anything_is_loaded(tiny: Path) -> None:
     """The model is not even looked for."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -228,13 +260,20 @@ def test_a_port_in_use_is_one_line_before_anything_is_loaded(tiny: Path) -> None
         ("model=/nowhere", "model=/nowhere: no such folder"),
         ("max_model_len=999999", "max_model_len=999999 is more than"),
         ("tokenizer=/nowhere", "model=/nowhere: no such folder"),
+        ("api_key_file=/nowhere", "api_key_file=/nowhere: No such file"),
+        ("tls_cert=/nowhere", "tls_key=… is missing"),
+        ("host=0.0.0.0", "host=0.0.0.0 serves everybody who reaches this machine"),
+        ("uds=/nowhere/toka.sock", "cannot serve on uds=/nowhere/toka.sock"),
     ],
 )
 def test_a_start_that_fails_is_one_line(tiny: Path, option: str, line: str) -> None:
-    """It says what to do, without a traceback, and leaves no process behind."""
+    """It says what to do, without a traceback, and leaves no process behind. A wrong option is exit code 2."""
     options = [option] if option.startswith("model=") else [f"model={tiny}", option]
-    with pytest.raises(ServerEnded) as ended, Server(*options):
+    server = Server(*options)
+    with pytest.raises(ServerEnded) as ended, server:
         pass
+    wrong = option.startswith(("max_model_len", "api_key_file", "tls_cert", "host"))
+    assert server.process.returncode == (2 if wrong else 1)
     assert str(ended.value).startswith(f"toka: {line}")
     assert str(ended.value).count("\n") == 1
 
@@ -256,10 +295,16 @@ def test_a_model_goes_by_what_was_typed(tiny: Path) -> None:
 
 def test_the_banner_can_be_pasted() -> None:
     """An address that means everywhere is none to connect to."""
-    shown = banner("tiny", "http://0.0.0.0:10210", 4096, 2048)
+    shown = banner("tiny", "http://0.0.0.0:10210", 4096, 2048, Config())
     assert "toka 0" in shown
     assert "KV cache: 4,096 tokens; longest prompt and answer: 2,048 tokens" in shown
     assert "curl http://127.0.0.1:10210/v1/chat/completions" in shown
+    assert "authorization" not in shown
+    shown = banner("tiny", "https://localhost", 4096, 2048, Config(uds="/run/my toka", api_key="sk-a"))
+    assert "serves tiny at https://localhost/v1 on /run/my toka" in shown
+    assert "curl --unix-socket '/run/my toka' https://localhost/v1/chat/completions" in shown
+    assert "authorization: Bearer YOUR_KEY" in shown
+    assert "sk-a" not in shown
 
 
 async def test_a_client_that_does_not_read_is_cut_off(

@@ -43,6 +43,9 @@ class Ping(Struct, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2, description="0: the most probable token")] = 0.0
     host: Annotated[str, Meta(description="address of the server")] = Config().host
     port: Annotated[int, Meta(ge=1, le=65535, description="port of the server")] = Config().port
+    api_key: Annotated[
+        str | None, Meta(description="key of the server, better given as TOKA_API_KEY; of several the first is sent")
+    ] = None
 
 
 class Download(Struct, frozen=True, kw_only=True):
@@ -104,7 +107,7 @@ def _ping(arguments: Sequence[str], screen: Screen) -> None:
     if _asks_for_help(arguments):
         screen.line("\n".join(["toka ping [key=value …]", "", *help_lines(Ping)]))
         return
-    options = load_command(Ping, arguments, ("host", "port"))
+    options = load_command(Ping, arguments, ("host", "port", "api_key"))
     from toka.client import complete
 
     answer = complete(
@@ -114,6 +117,7 @@ def _ping(arguments: Sequence[str], screen: Screen) -> None:
         max_tokens=options.max_tokens,
         temperature=options.temperature,
         chat=options.chat,
+        key=options.api_key.split(",")[0].strip() if options.api_key else None,
     )
     for text in answer:
         screen.write(text)

@@ -56,8 +56,10 @@ class Chunk(Struct, frozen=True):
     error: Problem | None = None
 
 
-def complete(host: str, port: int, prompt: str, *, max_tokens: int, temperature: float, chat: bool) -> Iterator[str]:
-    """The answer to a prompt, piece by piece as it comes.
+def complete(
+    host: str, port: int, prompt: str, *, max_tokens: int, temperature: float, chat: bool, key: str | None = None
+) -> Iterator[str]:
+    """The answer to a prompt, piece by piece as it comes. `key`: what the server wants to be sent, if anything.
 
     Raises StartError, one line for a person, if no server answers, or if it answers with an error.
     """
@@ -66,9 +68,9 @@ def complete(host: str, port: int, prompt: str, *, max_tokens: int, temperature:
     body: dict[str, object] = {"max_tokens": max_tokens, "temperature": temperature, "stream": True}
     body |= {"messages": [{"role": "user", "content": prompt}]} if chat else {"prompt": prompt}
     try:
-        models = msgspec.json.decode(_ask(connection, "GET", "/v1/models").read(), type=Models)
+        models = msgspec.json.decode(_ask(connection, key, "GET", "/v1/models").read(), type=Models)
         body["model"] = models.data[0].id
-        answer = _ask(connection, "POST", "/v1/chat/completions" if chat else "/v1/completions", body)
+        answer = _ask(connection, key, "POST", "/v1/chat/completions" if chat else "/v1/completions", body)
         yield from _texts(answer)
     except (OSError, HTTPException) as error:
         raise StartError(
@@ -80,10 +82,13 @@ def complete(host: str, port: int, prompt: str, *, max_tokens: int, temperature:
         connection.close()
 
 
-def _ask(connection: HTTPConnection, method: str, path: str, body: object = None) -> HTTPResponse:
+def _ask(connection: HTTPConnection, key: str | None, method: str, path: str, body: object = None) -> HTTPResponse:
     """Send a request; raises StartError with the server's own words if it refuses."""
     data = None if body is None else msgspec.json.encode(body)
-    connection.request(method, path, data, {"content-type": "application/json"} if data else {})
+    headers = {"content-type": "application/json"} if data else {}
+    if key is not None:
+        headers["authorization"] = f"Bearer {key}"
+    connection.request(method, path, data, headers)
     response = connection.getresponse()
     if response.status != 200:
         raise StartError(msgspec.json.decode(response.read(), type=Failure).error.message)

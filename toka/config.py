@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from toka.errors import ConfigError
-from toka.options import Given, S, build, from_file, from_words, known, options, shown_value
+from toka.options import Given, S, build, from_file, from_words, known, options, shown_unless_secret, shown_value
 
 AtLeastOne = Annotated[int, Meta(ge=1)]
 AtLeastTwo = Annotated[int, Meta(ge=2)]
@@ -86,6 +86,48 @@ class Config(Struct, frozen=True, kw_only=True):
     ] = "none"
     host: Annotated[str, Meta(description="address to serve on")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="port to serve on; 0: any free one")] = 10210
+    uds: Annotated[str | None, Meta(description="path of a unix socket to serve on, instead of host and port")] = None
+    tls_cert: Annotated[
+        str | None, Meta(description="file of the certificate chain, PEM: serves https, with tls_key")
+    ] = None
+    tls_key: Annotated[str | None, Meta(description="file of the certificate's private key, PEM, not encrypted")] = None
+    api_key: Annotated[
+        str | None,
+        Meta(
+            description="keys of which clients must send one, separated by commas; other users of the machine can read "
+            "a command line, so better api_key_file, or TOKA_API_KEY"
+        ),
+    ] = None
+    api_key_file: Annotated[
+        str | None, Meta(description="file of keys of which clients must send one: one a line; # begins a comment")
+    ] = None
+    allow_unauthenticated: Annotated[
+        bool, Meta(description="serve without a key on an address that other machines may reach")
+    ] = False
+    metrics_without_key: Annotated[bool, Meta(description="answer /metrics to those who send no key, too")] = False
+    cache_isolation: Annotated[
+        Literal["none", "key"],
+        Meta(description="who may share cached prefixes: none: everybody; key: only requests with the same API key"),
+    ] = "none"
+    cors_origins: Annotated[
+        str | None,
+        Meta(description="origins whose pages may use the API from a browser, separated by commas; *: all of them"),
+    ] = None
+    max_waiting_requests: Annotated[
+        AtLeastOne | None,
+        Meta(description="requests of a key that may wait; while as many do, new ones get a 429; None: any number"),
+    ] = None
+    max_waiting_tokens: Annotated[
+        AtLeastOne | None,
+        Meta(description="prompt tokens of a key's waiting choices from which on it gets a 429; None: any number"),
+    ] = None
+    tenant_weights: Annotated[
+        str | None,
+        Meta(
+            description="keys that get more of the engine than others, or less, when it is short, as "
+            "key-1:2,key-3:0.5: the first key counts twice, the third half, all others 1"
+        ),
+    ] = None
     workers: Annotated[
         Literal["local", "manual"], Meta(description="local: start them; manual: wait for `python -m workers`")
     ] = "local"
@@ -120,7 +162,21 @@ class Config(Struct, frozen=True, kw_only=True):
         bool, Meta(description="take a chat_template from a request: it is code, sandboxed, that may run for long")
     ] = False
     max_body_bytes: Annotated[int, Meta(ge=1024, description="largest request body in bytes")] = 32 * 1024 * 1024
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="how much to log")] = "info"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="how much to log; debug: a line a request, too")
+    ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"], Meta(description="how log lines look; json: an object a line, with request_id")
+    ] = "text"
+    stats_report_seconds: Annotated[
+        float, Meta(ge=0, description="seconds between lines of statistics in the log, while something runs; 0: none")
+    ] = 5.0
+    statsd_addr: Annotated[
+        str | None, Meta(description="HOST:PORT of a statsd server that gets gauges and counters, over UDP")
+    ] = None
+    metrics_compat: Annotated[
+        Literal["vllm", "none"], Meta(description="vllm: /metrics has vLLM's names too, beside toka's own")
+    ] = "vllm"
 
 
 class Later(Struct, frozen=True, kw_only=True):
@@ -135,12 +191,7 @@ class Later(Struct, frozen=True, kw_only=True):
     ] = None
     torch_compile: Annotated[bool, Meta(description="compile the model with torch.compile")] = False
     torch_compile_config: Annotated[str | None, Meta(description="what torch.compile is told")] = None
-    api_key: Annotated[str | None, Meta(description="key that clients must send")] = None
     key_file: Annotated[str | None, Meta(description="keys of the sockets between hosts")] = None
-    cache_isolation: Annotated[Literal["none", "key"], Meta(description="who may share cached prefixes")] = "none"
-    log_format: Annotated[Literal["text", "json"], Meta(description="how log lines look")] = "text"
-    stats_report_seconds: Annotated[float, Meta(ge=0, description="seconds between lines of statistics; 0: none")] = 0.0
-    statsd_addr: Annotated[str | None, Meta(description="HOST:PORT of a statsd server")] = None
     trust_remote_code: Annotated[bool, Meta(description="run code that comes with a model")] = False
 
 
@@ -180,8 +231,9 @@ def environment(variables: Mapping[str, str]) -> dict[str, Given]:
     Kubernetes sets `TOKA_SERVICE_…` and `TOKA_PORT…=tcp://…` for a service called toka; those are not options.
     """
     return {
-        name.removeprefix("TOKA_").lower(): Given(value, f"{name}={value}")
+        option: Given(value, f"{name}={shown_unless_secret(option, value)}")
         for name, value in variables.items()
+        for option in [name.removeprefix("TOKA_").lower()]
         if name.startswith("TOKA_")
         and name != "TOKA_CACHE"
         and not name.startswith(("TOKA_SERVICE_", "TOKA_PORT_"))

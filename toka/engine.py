@@ -15,6 +15,7 @@ are coroutines.
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 from collections.abc import Callable, Iterator
 from typing import assert_never
@@ -26,18 +27,21 @@ from toka.config import Config
 from toka.core.admission import Policy
 from toka.core.blocks import Ints
 from toka.core.hydragen import Groups
+from toka.core.ledger import Ledger
 from toka.core.limits import Limits
 from toka.core.progress import Diverged, Progress
 from toka.core.prompt import Prompt
 from toka.core.scheduler import Scheduler
 from toka.core.sequence import End, Sequence
-from toka.errors import BadRequest, ConfigError, ContextLengthExceeded, StartError, Unavailable
+from toka.errors import BadRequest, ConfigError, ContextLengthExceeded, RateLimited, StartError, Unavailable
 from toka.generation import Choice, Generation
 from toka.link import Wire
+from toka.metrics.record import ABORT, ERROR, Metrics, State, Times
 from toka.model import ModelFolder
-from toka.request import Listener, Request, Sampling
+from toka.request import Delta, Listener, Request, Sampling
 from toka.text.output import TextOutput
 from toka.text.tokenizer import Tokenizer
+from toka.weights import weights_of
 from toka.wire import (
     MAX_STOP_IDS,
     Agreed,
@@ -58,6 +62,8 @@ log = logging.getLogger("toka.engine")
 
 MAX_AHEAD = 16
 """Plans in flight at most, however short the steps are."""
+ROOM_HOLDS = 1.0
+"""Seconds for which an estimate of when there is room is good enough: to make one takes milliseconds."""
 
 OnLoading = Callable[[str, int, int], None]
 """Told of a worker's start: the phase, how much of it is done, how much there is."""
@@ -73,6 +79,7 @@ class Engine:
         tokenizer: Tokenizer,
         link: Wire,
         on_loading: OnLoading | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         """Raises ConfigError or StartError if the model cannot be served as `config` says."""
         if config.max_model_len and config.max_model_len > folder.max_position_embeddings:
@@ -87,7 +94,10 @@ class Engine:
         self._tokenizer = tokenizer
         self._link = link
         self._on_loading = on_loading
+        self.metrics = metrics or Metrics(config, folder.served_name)
+        self.metrics.state = self._state
         self._key = secrets.token_bytes(16)
+        self._ledger = Ledger(weights_of(config.tenant_weights))
         self._scheduler: Scheduler | None = None
         self._worker: Ready | None = None
         self._max_model_len = 0
@@ -100,6 +110,9 @@ class Engine:
         self._ready = asyncio.Event()
         self._over: asyncio.Future[None] | None = None
         self._requests = 0
+        self._room: dict[str, tuple[float, float]] = {}
+        """Of each tenant that was refused when that was last looked at, and when a request of then would start; of the
+        loop's clock."""
 
     def __repr__(self) -> str:
         return f"<Engine {len(self._generations)} requests, {self._scheduler or 'no worker'}>"
@@ -121,10 +134,38 @@ class Engine:
         """Tokens that the KV cache holds; 0 until ready."""
         return self._scheduler.limits.num_blocks * self._config.page_size if self._scheduler else 0
 
+    def check_room(self, tenant: str) -> None:
+        """Raises Unavailable or RateLimited if a tenant's request that comes now is not taken, whatever is in it."""
+        if not self._crowded(tenant):
+            return
+        if self._wakeup is not None:  # those who came since the last step may have room
+            self._wakeup.cancel()
+            self._awake()
+            if not self._crowded(tenant):
+                return
+        scheduler, now = self._serving(), asyncio.get_running_loop().time()
+        held = scheduler.queue.held(tenant)
+        asked, when = self._room.get(tenant, (-math.inf, 0.0))
+        if now >= asked + ROOM_HOLDS:
+            when = now + scheduler.until_start(held.tokens // max(held.sequences, 1), 1, tenant)
+            self._room[tenant] = (now, when)
+        seconds = max(math.ceil(when - now), 1)
+        raise RateLimited(
+            f"{held.requests} requests of yours with {held.tokens} prompt tokens are waiting, and no more are taken. "
+            f"Try again in about {seconds} seconds.",
+            retry_after=seconds,
+        )
+
+    def _crowded(self, tenant: str) -> bool:
+        config, held = self._config, self._serving().queue.held(tenant)
+        requests, tokens = config.max_waiting_requests, config.max_waiting_tokens
+        return (requests is not None and held.requests >= requests) or (tokens is not None and held.tokens >= tokens)
+
     def submit(self, request: Request, listener: Listener) -> Generation:
         """Start a request. Raises RequestError, before any work is done, if it cannot be served."""
         scheduler = self._serving()
         generation = Generation(listener, self._cancel)
+        arrived = self.metrics.clock()
         seed = request.seed if request.seed is not None else secrets.randbits(63)
         sampling = self._sampling(request)
         stops = () if request.ignore_eos else self._folder.eos_ids
@@ -143,17 +184,19 @@ class Engine:
                     watched=watched,
                     uncached=sampling.prompt_logprobs >= 0,
                     priority=request.priority,
+                    tenant=request.tenant,
                     stops=stops[:MAX_STOP_IDS],
                     seed=seed,
                     choice=index * request.n + sample,
                     sampling=sampling,
                 )
                 output = TextOutput(tokenizer) if watched else None
-                choice = Choice(generation, sequence.choice, sequence, output, request, tokenizer)
+                choice = Choice(generation, sequence.choice, sequence, output, request, tokenizer, arrived)
                 sequence.owner = choice
                 generation.add(choice)
         for choice in generation.choices:
             scheduler.submit(choice.sequence)
+        self.metrics.submitted(request.n, [choice.sequence.limit for choice in generation.choices])
         self._requests += 1
         self._generations.add(generation)
         self._idle.clear()
@@ -186,11 +229,29 @@ class Engine:
             }
         return state
 
+    def _state(self) -> State:
+        """For the metrics."""
+        scheduler = self._scheduler
+        if scheduler is None:
+            return State()
+        pool = scheduler.pool
+        return State(
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            waiting_batch=scheduler.waiting_batch,
+            blocks_used=pool.used,
+            blocks_cached=pool.retained,
+            blocks_free=pool.available - pool.retained,
+            groups=scheduler.groups.count if scheduler.groups else 0,
+            up=True,
+        )
+
     # Its life
 
     async def run(self) -> None:
         """Serve until `stop`. Raises StartError if the worker fails or is lost, once all open requests are told."""
         self._over = asyncio.get_running_loop().create_future()
+        self.metrics.phase("launch")
         self._link.open(self)
         try:
             await self._over
@@ -222,6 +283,7 @@ class Engine:
         dtype = config.dtype
         if dtype == "auto":
             dtype = "float32" if hello.device == "cpu" else "bfloat16"
+        self.metrics.joined()
         log.info("worker %d joins: pid %d on %s, %s", rank, hello.pid, hello.host, hello.device_name or hello.device)
         return Welcome(
             epoch=epoch,
@@ -253,6 +315,7 @@ class Engine:
                 case Beat() | Attached() | Hello():
                     pass
                 case Loading():
+                    self.metrics.phase(message.phase)
                     if self._on_loading:
                         self._on_loading(message.phase, message.done, message.total)
                 case Ready():
@@ -368,7 +431,10 @@ class Engine:
             key=self._key,
             policy=self._policy(),
             groups=self._groups(),
+            counts=self.metrics.counts,
+            ledger=self._ledger,
         )
+        self.metrics.phase(None)
         self._link.send(Agreed(epoch=ready.epoch, num_blocks=ready.num_blocks))
         self._ready.set()
 
@@ -384,17 +450,35 @@ class Engine:
 
     def _plan(self) -> None:
         """Send as many steps as should be in flight."""
-        while self._scheduler is not None and (plan := self._scheduler.plan()) is not None:
+        metrics = self.metrics
+        while (scheduler := self._scheduler) is not None:
+            began = metrics.clock()
+            plan = scheduler.plan()
+            now = metrics.clock()
+            metrics.planned(now - began)
+            for sequence in scheduler.preempted:
+                metrics.preempted(times_of(sequence))
+            for sequence in scheduler.started:
+                metrics.started(times_of(sequence), now)
+            if plan is None:
+                break
             self._link.send(plan)
 
     def _apply(self, tokens: Tokens) -> None:
         if self._scheduler is None:
             return
+        metrics = self.metrics
+        began = metrics.clock()
         try:
-            self._progress.append(self._scheduler.apply(tokens))
+            progress = self._scheduler.apply(tokens)
         except Diverged as error:
             self.lost(f"the worker's results do not fit the plans: {error}")
             return
+        now = metrics.clock()
+        metrics.landed(progress.work, tokens.busy, tokens.gap, now - began, now)
+        for sequence in progress.work.begun:
+            metrics.begun(times_of(sequence), now)
+        self._progress.append(progress)
         self._plan()
 
     def _route(self) -> None:
@@ -417,6 +501,8 @@ class Engine:
                 delta, stopped = choice.token(token, end)
                 if stopped:
                     self._finish(sequence)
+                if choice.over:
+                    self._account(choice, delta)
                 if delta:
                     choice.generation.tell(delta)
                     told[choice.generation] = None
@@ -424,12 +510,21 @@ class Engine:
                 choice = sequence.owner
                 assert isinstance(choice, Choice)
                 if not choice.over:
-                    choice.generation.tell(choice.whole(tokens, end))
+                    delta = choice.whole(tokens, end)
+                    self._account(choice, delta)
+                    choice.generation.tell(delta)
                     told[choice.generation] = None
         for generation in told:
             if not generation.open:
+                self.metrics.longest_generation.observe(max(choice.tokens for choice in generation.choices))
                 self._forget(generation)
             generation.deliver()
+
+    def _account(self, choice: Choice, delta: Delta | None) -> None:
+        """A choice has all its tokens."""
+        assert delta
+        assert delta.finish_reason
+        self.metrics.ended(choice.times, delta.finish_reason, len(choice.sequence.prompt), choice.tokens)
 
     def _finish(self, sequence: Sequence) -> None:
         """A stop string has ended a sequence that the scheduler still runs."""
@@ -444,6 +539,7 @@ class Engine:
         for choice in generation.choices:
             if not choice.over:
                 choice.over = True
+                self.metrics.finished[ABORT] += 1
                 if self._scheduler is not None:
                     self._scheduler.finish(choice.sequence, End.CANCELLED)
         self._wake()
@@ -459,5 +555,12 @@ class Engine:
         self._progress = []
         generations, self._generations = self._generations, set()
         for generation in generations:
+            self.metrics.finished[ERROR] += sum(not choice.over for choice in generation.choices)
             generation.fail(error)
         self._idle.set()
+
+
+def times_of(sequence: Sequence) -> Times:
+    """When what happened to a choice's sequence."""
+    assert isinstance(sequence.owner, Choice)
+    return sequence.owner.times

@@ -15,6 +15,7 @@ TokaError
     ├── BodyTooLarge         413
     ├── WrongContentType     415
     ├── DeadlinePassed       408  the client's own timeout_s
+    ├── RateLimited          429  too many wait already
     ├── EngineFault          500  this request broke something; do not send it again
     └── Unavailable          503  loading, draining, or the workers are gone
 """
@@ -47,6 +48,10 @@ class RequestError(TokaError):
         self.message = message
         self.param = param
         self.code = code or self.default_code
+
+    def sent_headers(self) -> dict[str, str]:
+        """The headers of its answer."""
+        return self.headers
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """OpenAI's error object."""
@@ -118,6 +123,25 @@ class WrongContentType(BadRequest):
     status = 415
 
 
+class RateLimited(RequestError):
+    """Too many requests wait already. `retry-after` says in how many seconds they will have started."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "rate_limit_exceeded"
+    headers: ClassVar[dict[str, str]] = {"retry-after": "1", "x-should-retry": "true"}
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after: int = 1
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.retry_after = retry_after
+
+    def sent_headers(self) -> dict[str, str]:
+        """With the seconds of this one."""
+        return self.headers | {"retry-after": str(self.retry_after)}
+
+
 class EngineFault(RequestError):
     """A fault of the engine's own. Sending the request again would meet it again."""
 
@@ -139,4 +163,4 @@ class Unavailable(RequestError):
 
     status = 503
     default_code = "not_ready"
-    headers: ClassVar[dict[str, str]] = {"retry-after": "1"}
+    headers: ClassVar[dict[str, str]] = {"retry-after": "1", "x-should-retry": "true"}

@@ -8,6 +8,7 @@ from toka.core.blocks import Ints
 from toka.core.scores import Scores
 from toka.core.sequence import End, Sequence
 from toka.errors import RequestError
+from toka.metrics.record import Times
 from toka.request import Delta, Listener, Request
 from toka.text.output import TextOutput
 from toka.wire import Logprobs, unpack
@@ -36,6 +37,7 @@ class Choice:
         "index",
         "over",
         "sequence",
+        "times",
         "tokens",
     )
 
@@ -47,14 +49,17 @@ class Choice:
         output: TextOutput | None,
         request: Request,
         decoder: Decoder,
+        arrived: float,
     ) -> None:
-        """`output` makes text token by token, for answers that stream or that some text or id may end. One that does
-        not stream is withheld until its end. Without it `decoder` makes the text of the whole answer."""
+        """`arrived`: when, by the clock of the engine's metrics. `output` makes text token by token, for answers that
+        stream or that some text or id may end. One that does not stream is withheld until its end. Without it
+        `decoder` makes the text of the whole answer."""
         self.generation = generation
         self.index = index
         self.sequence = sequence
         self.tokens = 0
         self.over = False
+        self.times = Times(arrived)
         self._request = request
         self._output = output
         self._decoder = decoder

@@ -49,8 +49,9 @@ class Protocol(HttpToolsProtocol):
 class Http(uvicorn.Server):
     """uvicorn, which leaves signals to us."""
 
-    def __init__(self, app: ASGIApp, *, keep_alive: int = KEEP_ALIVE) -> None:
-        """`keep_alive`: seconds that an idle connection stays open."""
+    def __init__(self, app: ASGIApp, *, keep_alive: int = KEEP_ALIVE, tls: tuple[str, str] | None = None) -> None:
+        """`keep_alive`: seconds that an idle connection stays open. `tls`: files of the certificate and of its key."""
+        cert, key = tls or (None, None)
         super().__init__(
             uvicorn.Config(
                 app,
@@ -64,6 +65,8 @@ class Http(uvicorn.Server):
                 proxy_headers=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=keep_alive,
+                ssl_certfile=cert,
+                ssl_keyfile=key,
                 # A net under those who stop the server, and hang up before.
                 timeout_graceful_shutdown=2 * FLUSH,
             )

@@ -49,11 +49,20 @@ ELSEWHERE = {
 """Names that other engines give to an option, and ours."""
 
 
+SECRET = frozenset({"api_key"})
+"""Options whose values no message repeats."""
+
+
 class Given(NamedTuple):
     """A value somebody gave, and how they wrote it, for the message if it is wrong."""
 
     value: object
     shown: str
+
+
+def shown_unless_secret(name: str, value: object) -> str:
+    """A value for a message."""
+    return "…" if name in SECRET else shown_value(value)
 
 
 class Option:
@@ -141,8 +150,9 @@ def from_words(arguments: Sequence[str]) -> dict[str, Given]:
         key, value = _pair(word, words)
         name = key.removeprefix("--").replace("-", "_")
         if name in found:
-            raise ConfigError(f"{name} is given twice: {found[name].shown} and {key}={value}; leave one out")
-        found[name] = Given(value, f"{key}={value}")
+            shown = shown_unless_secret(name, value)
+            raise ConfigError(f"{name} is given twice: {found[name].shown} and {key}={shown}; leave one out")
+        found[name] = Given(value, f"{key}={shown_unless_secret(name, value)}")
     return found
 
 
@@ -155,7 +165,9 @@ def from_file(path: Path) -> dict[str, Given]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"config={path}: not TOML: {error}") from None
     return {
-        key.replace("-", "_"): Given(value, f"{key} = {shown_value(value)} in {path}") for key, value in table.items()
+        name: Given(value, f"{key} = {shown_unless_secret(name, value)} in {path}")
+        for key, value in table.items()
+        for name in [key.replace("-", "_")]
     }
 
 

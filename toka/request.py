@@ -47,6 +47,8 @@ class Request:
     """Lower numbers start first; see MAX_PRIORITY."""
     cache_salt: str = ""
     """Requests of different salts share no cached prefix."""
+    tenant: str = ""
+    """Whose it is: what `toka.api.keys` calls the API key that it came with; empty where nobody needs a key."""
 
 
 class Delta(Struct, frozen=True):
@@ -102,6 +104,9 @@ class Server(Protocol):
     @property
     def max_model_len(self) -> int:
         """Longest prompt + answer in tokens; 0 until ready."""
+
+    def check_room(self, tenant: str) -> None:
+        """Raises Unavailable or RateLimited if a tenant's request that comes now is not taken, whatever is in it."""
 
     def submit(self, request: Request, listener: Listener) -> Generation:
         """Start a request. Raises RequestError, before any work is done, if it cannot be served."""

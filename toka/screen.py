@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +18,11 @@ class Screen:
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._started: dict[str, float] = {}
+        self._line: Callable[[str], str] | None = None
+
+    def log_as(self, line: Callable[[str], str]) -> None:
+        """From now on complaints and progress are lines as `line` makes them, and never bars."""
+        self._line = line
 
     def line(self, text: str) -> None:
         """A line that somebody asked for."""
@@ -30,7 +36,7 @@ class Screen:
     def complain(self, text: str) -> None:
         """What went wrong, or what else is not part of the output."""
         self.finish()
-        sys.stderr.write(f"toka: {text}\n")
+        sys.stderr.write(f"{self._line(text) if self._line else f'toka: {text}'}\n")
         sys.stderr.flush()
 
     def progress(self, phase: str, done: int, total: int) -> None:
@@ -55,7 +61,7 @@ class Screen:
 
     def _begin(self, phase: str, total: int) -> None:
         size = f" ({total / MEGABYTE:.1f} MB)" if total >= MEGABYTE else ""
-        if not sys.stderr.isatty():
+        if self._line or not sys.stderr.isatty():
             self.complain(f"{phase}{size} …")
             return
         if self._bars is None:

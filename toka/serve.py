@@ -6,31 +6,37 @@ side. From there on one task group holds everything that runs; the first of its 
 
 import asyncio
 import contextlib
-import errno
 import logging
+import shlex
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import uvloop
-from starlette.types import ASGIApp
 
 from toka.api.app import create_app
+from toka.api.keys import Keys, check_reach
 from toka.config import Config
 from toka.engine import Engine
 from toka.errors import StartError, TokaError
-from toka.http import BACKLOG, FLUSH, Http
+from toka.http import FLUSH, Http
 from toka.hub import locate
 from toka.launch import LocalWorker, manual_command
 from toka.link import Link
+from toka.listen import address, listening, tls_of
+from toka.logs import json_line, set_up
+from toka.metrics.record import Metrics
+from toka.metrics.statsd import Statsd
+from toka.metrics.tasks import attend
 from toka.model import ModelFolder
 from toka.request import Sampling
 from toka.screen import Screen
 from toka.text.template import ChatTemplate
 from toka.text.tokenizer import Tokenizer
 from toka.version import VERSION
+from toka.weights import check_tenants, weights_of
 
 log = logging.getLogger("toka.serve")
 
@@ -40,17 +46,25 @@ GRACE = 10.0
 
 def serve(config: Config, screen: Screen) -> None:
     """Serve until SIGTERM or Ctrl-C. Raises ConfigError or StartError."""
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    set_up(config)
+    if config.log_format == "json":
+        screen.log_as(lambda text: json_line(text, "info", "toka"))
+    keys = Keys.load(config)
+    check_reach(config, keys)
+    check_tenants(weights_of(config.tenant_weights), keys.names)
+    tls = tls_of(config)
     with (
-        contextlib.closing(listen(config.host, config.port)) as listener,
+        statsd_of(config) as statsd,
+        listening(config) as listener,
         contextlib.closing(Link.bind(config)) as link,
     ):
         path = locate(config.model, config.revision, screen.progress, weights=config.load_format != "dummy")
         folder = ModelFolder.load(path)
         texts = path if config.tokenizer is None else locate(config.tokenizer, None, screen.progress, weights=False)
         tokenizer, template = Tokenizer.load(texts), ChatTemplate.load(texts)
-        engine = Engine(config, folder, tokenizer, link, screen.progress)
         names = model_names(config, folder)
+        metrics = Metrics(config, names[0])
+        engine = Engine(config, folder, tokenizer, link, screen.progress, metrics)
         defaults = folder.generation_defaults if config.generation_config == "auto" else None
         if defaults and folder.unserved_defaults:
             log.warning(
@@ -60,46 +74,47 @@ def serve(config: Config, screen: Screen) -> None:
             log.info("the sampling defaults in generation_config.json are not used; generation_config=auto uses them")
         if template is None:
             log.warning("%s has no chat template: /v1/completions is served, /v1/chat/completions is refused", texts)
-        app = create_app(config, engine, tokenizer, template, names, int(time.time()), defaults)
+        app = create_app(config, engine, tokenizer, template, names, int(time.time()), defaults, keys, metrics)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             try:
-                runner.run(_serve(config, engine, link, app, listener, names[0], screen))
+                runner.run(_serve(config, engine, link, Http(app, tls=tls), listener, names[0], screen, statsd))
             except BaseExceptionGroup as failures:
                 raise _reason(failures) from None
             finally:
                 screen.finish()
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, so that nobody else takes the port while the model loads. Raises StartError."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise StartError(f"port {port} on {host} is in use; stop what uses it, or give another: port=…") from None
-        raise StartError(f"cannot serve on host={host} port={port}: {error.strerror or error}") from None
-    return listener
+@contextlib.contextmanager
+def statsd_of(config: Config) -> Iterator[Statsd | None]:
+    """The statsd server that the options name. Raises ConfigError."""
+    if config.statsd_addr is None:
+        yield None
+        return
+    with contextlib.closing(Statsd.of(config.statsd_addr)) as statsd:
+        yield statsd
 
 
 async def _serve(
-    config: Config, engine: Engine, link: Link, app: ASGIApp, listener: socket.socket, name: str, screen: Screen
+    config: Config,
+    engine: Engine,
+    link: Link,
+    http: Http,
+    listener: socket.socket,
+    name: str,
+    screen: Screen,
+    statsd: Statsd | None,
 ) -> None:
     stopping = _heed_signals(engine)
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    address = f"http://{host}:{listener.getsockname()[1]}"
     async with (
         _worker(config, engine, link, screen) as worker,
-        _answering(Http(app), listener) as answering,
+        _answering(http, listener) as answering,
         asyncio.TaskGroup() as group,
     ):
         running = group.create_task(engine.run(), name="engine")
         attending = [
-            group.create_task(_announce(engine, name, address, screen), name="announcement"),
+            group.create_task(_announce(config, engine, name, address(config, listener), screen), name="announcement"),
             group.create_task(_outlive(answering), name="http"),
+            group.create_task(attend(engine.metrics, statsd), name="metrics"),
         ]
         if worker:
             attending.append(group.create_task(_watch(worker, engine, link), name="worker"))
@@ -135,7 +150,7 @@ async def _worker(config: Config, engine: Engine, link: Link, screen: Screen) ->
         screen.line(f"waiting for a worker; start it with: {manual_command(link.control)}")
         yield None
         return
-    worker = await LocalWorker.start(link.control, f"log_level={config.log_level}")
+    worker = await LocalWorker.start(link.control, f"log_level={config.log_level}", f"log_format={config.log_format}")
     try:
         yield worker
     finally:
@@ -157,13 +172,13 @@ async def _answering(http: Http, listener: socket.socket) -> AsyncIterator["asyn
         await task
 
 
-async def _announce(engine: Engine, name: str, address: str, screen: Screen) -> None:
+async def _announce(config: Config, engine: Engine, name: str, address: str, screen: Screen) -> None:
     """Say that the server is ready, and what to type."""
     started = time.monotonic()
     await engine.wait_ready()
     screen.finish()
     log.info("ready after %.1f s", time.monotonic() - started)
-    screen.line(banner(name, address, engine.kv_tokens, engine.max_model_len))
+    screen.line(banner(name, address, engine.kv_tokens, engine.max_model_len, config))
 
 
 async def _outlive(task: "asyncio.Task[None]") -> None:
@@ -187,17 +202,23 @@ def model_names(config: Config, folder: ModelFolder) -> list[str]:
     return list(dict.fromkeys([*typed, folder.served_name]))
 
 
-def banner(name: str, address: str, kv_tokens: int, max_model_len: int) -> str:
+def banner(name: str, address: str, kv_tokens: int, max_model_len: int, config: Config) -> str:
     """What a person reads when the server is ready: where, what, how much, and a line to try."""
     reachable = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     question = '[{"role": "user", "content": "What is the capital of France?"}]'
     body = f'{{"messages": {question}, "max_tokens": 64, "temperature": 0}}'
+    words = ["curl"]
+    if config.uds:
+        words.append(f"--unix-socket {shlex.quote(config.uds)}")
+    words.append(f"{reachable}/v1/chat/completions -H 'content-type: application/json'")
+    if config.api_key or config.api_key_file:
+        words.append("-H 'authorization: Bearer YOUR_KEY'")
     return "\n".join(
         [
-            f"toka {VERSION} serves {name} at {address}/v1",
+            f"toka {VERSION} serves {name} at {address}/v1" + (f" on {config.uds}" if config.uds else ""),
             f"KV cache: {kv_tokens:,} tokens; longest prompt and answer: {max_model_len:,} tokens",
             "try it:",
-            f"  curl {reachable}/v1/chat/completions -H 'content-type: application/json' -d '{body}'",
+            f"  {' '.join(words)} -d '{body}'",
         ]
     )
 

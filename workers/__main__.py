@@ -1,11 +1,11 @@
 """`python -m workers engine=tcp://HOST:PORT`: one worker; `python -m workers convert …`: prepare a model."""
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
 
 from workers.config import OptionError, parse, usage
+from workers.logs import set_up
 
 SPIN_COUNT = "1000"
 """Turns that a thread of torch's (GNU OpenMP's) waits awake for the others of its team. Its own choice is to wait awake
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         config = parse(arguments, os.environ)
-        logging.basicConfig(format="worker: %(message)s", level=config.log_level.upper(), stream=sys.stderr)
+        set_up(config)
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)  # read when torch is loaded
         from workers.life import live
 

@@ -41,6 +41,9 @@ class Config(Struct, frozen=True, kw_only=True):
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="debug, info, warning or error")
     ] = "info"
+    log_format: Annotated[
+        Literal["text", "json"], Meta(description="text or json; json: each line of the log is an object")
+    ] = "text"
 
 
 _HINTS = get_type_hints(Config, include_extras=True)

@@ -17,6 +17,7 @@ from toka.wire import VERSION, Failed, Hello, Ready, Welcome
 from workers.config import Config, OptionError
 from workers.errors import WorkerError
 from workers.link import BadMessage, EngineLost, Link, Refusal, Stopped, join
+from workers.logs import call
 from workers.loop import Loop
 from workers.outbox import CudaOutbox, HostOutbox
 from workers.slots import BadPlan
@@ -42,7 +43,7 @@ def live(config: Config, begin: Start = start) -> int:
     context.setsockopt(zmq.IPV6, 1)  # for either kind of address
     try:
         welcome = join(context, config.engine, _hello(config, device), stdin)
-        _name(welcome.rank)
+        call(welcome.rank)
         with Link(context, welcome, stdin=stdin) as link:
             return _work(link, welcome, device, begin)
     except Refusal as refusal:
@@ -139,9 +140,3 @@ def _hello(config: Config, device: torch.device) -> Hello:
         host=socket.gethostname(),
         pid=os.getpid(),
     )
-
-
-def _name(rank: int) -> None:
-    """From here on each line says which worker it is."""
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(logging.Formatter(f"worker {rank}: %(message)s"))

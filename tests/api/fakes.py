@@ -106,6 +106,8 @@ class FakeServer:
         """Take requests and do nothing with them."""
         self.refusal: RequestError | None = None
         """Raised by submit."""
+        self.full: RequestError | None = None
+        """Raised by check_room."""
         self.failure: RequestError | None = None
         self.break_at = -1
         """The step at which `failure` ends the request."""
@@ -117,6 +119,10 @@ class FakeServer:
         self.requests: list[Request] = []
         self.running: dict[str, FakeGeneration] = {}
         self.cancelled: list[str] = []
+
+    def check_room(self, tenant: str) -> None:
+        if self.full is not None:
+            raise self.full
 
     def submit(self, request: Request, listener: Listener) -> FakeGeneration:
         if self.refusal is not None:

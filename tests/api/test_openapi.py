@@ -2,10 +2,7 @@
 
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,7 +10,6 @@ import jsonschema_rs
 import pytest
 from starlette.routing import Route
 
-from tests.api.conftest import serving
 from tests.api.fakes import Answer, FakeServer, call
 from tests.api.mutate import mutate
 from tests.api.test_fuzz import FITTING, VALID
@@ -284,24 +280,3 @@ async def test_refusals_are_those_of_the_document(app: App, server: FakeServer, 
         conforms(closed(document), "ErrorBody", (await call(app, "POST", "/v1/chat/completions", body)).json)
     server.failure, server.break_at = EngineFault("broken"), 2
     conforms(closed(document), "ErrorBody", (await send(app, "ChatBody", stream=True)).events[-1])
-
-
-def run_schemathesis(app: App, folder: Path, *words: str) -> None:
-    """Every check but one: a body may fit its schema and still ask for what two of its fields cannot have together."""
-    with serving(app) as port:
-        command = [sys.executable, "-m", "schemathesis.cli", "run", f"http://127.0.0.1:{port}/openapi.json"]
-        command += ["--exclude-checks", "positive_data_acceptance", "--warnings", "off", "--seed", "1", *words]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert "Tested: " in done.stdout
-
-
-def test_schemathesis_finds_nothing(app: App, tmp_path: Path) -> None:
-    """Thousands of requests, each a step inside or outside of what the document allows. The bulk endpoint once only."""
-    run_schemathesis(app, tmp_path, "--phases", "coverage", "--exclude-path", "/custom/synchronous-batch-completions")
-
-
-@pytest.mark.slow
-def test_schemathesis_finds_nothing_at_random(app: App, tmp_path: Path) -> None:
-    """The same, and random bodies and sequences."""
-    run_schemathesis(app, tmp_path, "--max-examples", "100")

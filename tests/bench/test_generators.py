@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from bench.core import VOCABULARY, serving
+from bench.pretend import ASCII, serving
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def generate(program: str, *words: str) -> "subprocess.CompletedProcess[str]":
     """Run bench/`program`.py. A pretend worker knows fewer ids than the tokenizer beside it."""
-    words = words if "--help" in words else (*words, f"vocab_size={VOCABULARY}")
+    words = words if "--help" in words else (*words, f"vocab_size={ASCII}")
     command = [sys.executable, str(ROOT / "bench" / f"{program}.py"), *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": ""})
 

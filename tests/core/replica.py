@@ -77,6 +77,7 @@ class Replica:
         prompt: Prompt | None = None,
         family: int | None = None,
         priority: int = 0,
+        tenant: str = "",
     ) -> Sequence:
         """Submit one. Prompts of one family begin alike, for two thirds of their length."""
         self._made += 1
@@ -85,7 +86,13 @@ class Replica:
             shared = prompt_len * 2 // 3
             ids[:shared] = (np.arange(shared) * 5 + family) % VOCAB
         sequence = Sequence(
-            prompt or Prompt(ids), limit=limit, stops=stops, watched=watched, seed=self._made, priority=priority
+            prompt or Prompt(ids),
+            limit=limit,
+            stops=stops,
+            watched=watched,
+            seed=self._made,
+            priority=priority,
+            tenant=tenant,
         )
         self.scheduler.submit(sequence)
         self.seen[sequence] = []

@@ -123,6 +123,17 @@ def test_one_more_member_is_one_line_of_news() -> None:
     assert mirror.hear() == 1
 
 
+def spared(groups: Groups) -> int:
+    """Blocks that are not read, counted one by one: a member reads its innermost group's, as one reader for all."""
+    outer_of: dict[int, int] = {}
+    total = 0
+    for prefix, members in sorted(groups.all().values(), key=lambda group: len(group[0])):
+        outer = outer_of.get(members[0], 0)
+        total += (len(members) - 1) * (len(prefix) - outer)
+        outer_of.update(dict.fromkeys(members, len(prefix)))
+    return total
+
+
 BLOCKS = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 
 
@@ -155,8 +166,11 @@ def test_whatever_comes_and_goes_the_groups_are_true(
         if hears:
             mirror.hear()
             assert mirror.all() == groups.all()
+            assert groups.shared == spared(groups)
+            assert groups.count == len(groups.all())
     mirror.hear()
     assert mirror.all() == groups.all()
+    assert groups.shared == spared(groups)
     families: dict[int, list[int]] = {}
     for seat, own in present.items():
         if len(own) >= min_blocks:

@@ -272,10 +272,15 @@ class Traffic(RuleBasedStateMachine):
         watched=st.booleans(),
         family=st.none() | st.integers(0, 2),
         priority=st.sampled_from([0, 0, 3, BATCH]),
+        tenant=st.sampled_from(["", "one", "two"]),
     )
-    def submit(self, prompt: int, limit: int, stop: bool, watched: bool, family: int | None, priority: int) -> None:
+    def submit(
+        self, prompt: int, limit: int, stop: bool, watched: bool, family: int | None, priority: int, tenant: str
+    ) -> None:
         stops = (5, 11) if stop else ()
-        self.replica.sequence(prompt, limit, stops=stops, watched=watched, family=family, priority=priority)
+        self.replica.sequence(
+            prompt, limit, stops=stops, watched=watched, family=family, priority=priority, tenant=tenant
+        )
 
     @precondition(lambda self: self.replica.seen)
     @rule(data=st.data(), limit=st.integers(1, 30))

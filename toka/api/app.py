@@ -2,27 +2,37 @@
 
 import hashlib
 import logging
+import time
 from collections.abc import Sequence
 
 import msgspec
 from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from toka.api.bulk import Bulk
 from toka.api.chat import Chat
 from toka.api.completions import Completions
-from toka.api.exchange import SCOPE_KEY, ClientGone, Exchange
+from toka.api.cors import Cors
+from toka.api.exchange import SCOPE_KEY, ClientGone, Exchange, GoneEarly
+from toka.api.generate import Generate
 from toka.api.health import Fixed, Health, Load, ServerInfo
+from toka.api.keys import Keys
+from toka.api.metrics import Scrape
 from toka.api.models import Models
 from toka.api.openapi import OpenApi
 from toka.api.service import ChatTemplate, Service, Tokenizer, shown
 from toka.api.tokenize import Detokenize, Tokenize, TokenizerInfo
 from toka.config import Config
 from toka.errors import EngineFault, NotFound, RequestError
+from toka.metrics.record import Metrics
 from toka.request import Sampling, Server
 from toka.version import VERSION
 
 log = logging.getLogger("toka.api")
+
+CLOSED = 499
+"""What the metrics call the status of an answer that nobody waited for."""
+MODEL_PATH = "/v1/models/{id}"
 
 HARMLESS = frozenset(
     {
@@ -46,6 +56,21 @@ HARMLESS = frozenset(
         "max_logprobs",
         "max_body_bytes",
         "log_level",
+        "log_format",
+        "stats_report_seconds",
+        "statsd_addr",
+        "metrics_compat",
+        "uds",
+        "tls_cert",
+        "tls_key",
+        "api_key",
+        "api_key_file",
+        "allow_unauthenticated",
+        "metrics_without_key",
+        "cache_isolation",
+        "cors_origins",
+        "max_waiting_requests",
+        "max_waiting_tokens",
         "stream_interval",
         "trust_request_chat_template",
     }
@@ -61,11 +86,14 @@ def create_app(
     model_names: Sequence[str],
     created: int,
     defaults: Sampling | None = None,
+    keys: Keys | None = None,
+    metrics: Metrics | None = None,
 ) -> "App":
     """The API of one engine.
 
     `template` is None for a model that cannot chat. The model answers to all of `model_names`; the first is its own.
     `created` is a Unix time. `defaults` is what requests leave open: OpenAI's values unless given.
+    `keys` are those of `config` unless given. Raises ConfigError if they cannot be read. `metrics` are the engine's.
 
     It relies on no more than ASGI (`toka.serve` runs it under uvicorn); a `send` that returns at once while the client
     keeps up makes streams cheap.
@@ -81,7 +109,9 @@ def create_app(
             version=VERSION,
             fingerprint=fingerprint(config, VERSION),
             defaults=defaults or Sampling(),
-        )
+            metrics=metrics or Metrics(config, model_names[0]),
+        ),
+        Keys.load(config) if keys is None else keys,
     )
 
 
@@ -94,7 +124,11 @@ def fingerprint(config: Config, version: str) -> str:
 class App:
     """Routes an HTTP request to its endpoint, and answers for an endpoint that raises."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, keys: Keys) -> None:
+        self._keys = keys
+        self._metrics = service.metrics
+        origins = service.config.cors_origins
+        self._entry: ASGIApp = self._answer if origins is None else Cors(self._answer, origins)
         models = Models(service)
         health = Health(service)
         chat = Chat(service)
@@ -116,11 +150,13 @@ class App:
                 Route("/version", Fixed({"version": service.version})),
                 Route("/ping", Fixed({"message": "pong"})),
                 Route("/server_info", ServerInfo(service)),
+                Route("/metrics", Scrape(service)),
             ],
             redirect_slashes=False,
             default=not_found,
         )
         self._router.routes.append(Route("/openapi.json", OpenApi(service, self._router.routes)))
+        self._paths = {route.path for route in self._router.routes if isinstance(route, Route)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -130,17 +166,24 @@ class App:
         if scope["type"] != "http":
             await self._router(scope, receive, send)
             return
+        await self._entry(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One exchange, from its path to its line in the log."""
         path: str = scope["path"]
         if path.endswith("/"):
             scope = {**scope, "path": path.rstrip("/") or "/"}
         exchange = Exchange(scope, receive, send)
+        began = time.monotonic()
         try:
             await self._route(exchange)
         except ClientGone as when:
-            log.debug("%r: the client hung up: %s", exchange, when)
+            log.debug("%r: the client hung up: %s", exchange, when, extra=exchange.labels)
+            if isinstance(when, GoneEarly) and isinstance(endpoint_of(exchange), Generate | Bulk):
+                self._metrics.abandoned()
             await exchange.disconnected()
         except Exception:
-            log.exception("%r failed", exchange)
+            log.exception("%r failed", exchange, extra=exchange.labels)
             if exchange.started:
                 raise  # the server closes the connection: there is no other way to say it
             await exchange.fail(
@@ -148,15 +191,47 @@ class App:
                     f"The server met an error that it did not expect. It is logged as {exchange.request_id.decode()}."
                 )
             )
+        finally:
+            self._metrics.answered(self._label(exchange), str(exchange.status or CLOSED), rejection(exchange.error))
+            if log.isEnabledFor(logging.DEBUG):
+                seconds = time.monotonic() - began
+                more = {"method": exchange.method, "path": shown(exchange.path), "status": exchange.status or None}
+                said = exchange.status or "not answered"
+                log.debug(
+                    "%r: %s, %.4f s", exchange, said, seconds, extra=exchange.labels | more | {"seconds": seconds}
+                )
+
+    def _label(self, exchange: Exchange) -> str:
+        """The route of an exchange, for the metrics, which must not have a label for whatever a client writes."""
+        path: str = exchange.scope["path"]
+        if path in self._paths:
+            return path
+        return MODEL_PATH if path.startswith("/v1/models/") else "other"
 
     async def _route(self, exchange: Exchange) -> None:
         """Find the endpoint; what it refuses is answered here."""
         exchange.scope[SCOPE_KEY] = exchange
         try:
+            exchange.tenant = self._keys.tenant(exchange)
             await self._router(exchange.scope, exchange.receive, exchange.send)
         except RequestError as error:
-            log.debug("%r: %d: %s", exchange, error.status, error)
+            # Its message may repeat what the client wrote, which no log does.
+            log.debug("%r: refused: %s", exchange, error.code or error.type, extra=exchange.labels)
             await exchange.fail(error)
+
+
+def endpoint_of(exchange: Exchange) -> object:
+    """What the router has found for it; None: nothing."""
+    return exchange.scope.get("endpoint")
+
+
+def rejection(error: RequestError | None) -> str | None:
+    """Why a request was not let in, if it was fit to be served or might have been: too much, too long, too early, or
+    from nobody known."""
+    if error is None:
+        return None
+    let_in = error.status not in (401, 403, 413, 429, 503) and error.code != "context_length_exceeded"
+    return None if let_in else error.code or error.type
 
 
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -7,7 +7,7 @@ import msgspec
 
 from toka.api import errors
 from toka.api.chat import Chat
-from toka.api.exchange import ClientGone, Endpoint, Exchange, Hangup
+from toka.api.exchange import ClientGone, Endpoint, Exchange, GoneEarly, Hangup
 from toka.api.fields import decode
 from toka.api.generate import Job, Text, deadline
 from toka.api.idempotency import Runs
@@ -58,7 +58,7 @@ class Bulk(Endpoint):
             with run:
                 jobs = [job.afresh() for job in await run.jobs()]
                 if hangup.gone:
-                    raise ClientGone("before the engine heard of it")
+                    raise GoneEarly("before the engine heard of it")
                 for number, job in enumerate(jobs):
                     reply = Whole(job.tally())
                     replies.append(reply)
@@ -90,9 +90,10 @@ class Bulk(Endpoint):
             await turns.next()
         await exchange.respond(200, b"[" + b",".join(answers) + b"]")
 
-    async def prepare(self, body: bytes) -> list[Job[ChatBody]]:
+    async def prepare(self, body: bytes, tenant: str) -> list[Job[ChatBody]]:
         """The requests of a body, all checked and then tokenized. Raises RequestError."""
         chat = self._chat
+        chat.service.server.check_room(tenant)
 
         def read() -> list[tuple[ChatBody, Text]]:
             bodies = parse(chat, body)
@@ -103,10 +104,11 @@ class Bulk(Endpoint):
         turns = Turns()
         for index, (one, text) in enumerate(await apart(body, read)):
             try:
-                jobs.append(await chat.job(one, text))
+                jobs.append(await chat.job(one, text, tenant))
             except RequestError as error:
                 raise at(error, index) from None
             await turns.next()
+        chat.service.server.check_room(tenant)
         return jobs
 
 

@@ -1,8 +1,9 @@
 """Which bodies are compressed, and for whom."""
 
-import asyncio
 import zlib
 from collections.abc import Iterable
+
+from toka.api.aside import aside
 
 LEAST = 1024
 """Bytes of the smallest body that is worth it."""
@@ -28,7 +29,7 @@ def accepts_gzip(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 async def gzipped(body: bytes) -> bytes:
     """The body as a gzip file."""
-    return _gzip(body) if len(body) <= INLINE_BYTES else await asyncio.to_thread(_gzip, body)
+    return _gzip(body) if len(body) <= INLINE_BYTES else await aside(lambda: _gzip(body))
 
 
 def _gzip(body: bytes) -> bytes:

@@ -27,10 +27,22 @@ class ClientGone(Exception):
     """Nobody waits for this answer any more. No error: the message says when it was noticed."""
 
 
-class Exchange:
-    """A request and its answer. Every answer carries `x-request-id`: the client's own if it is fit to print."""
+class GoneEarly(ClientGone):
+    """It was noticed before the engine heard of the request."""
 
-    __slots__ = ("_headers", "method", "path", "receive", "request_id", "scope", "send", "started")
+
+def request_id(asked: bytes) -> bytes:
+    """What an answer carries as `x-request-id`: what was asked for, if it is fit to print, else a new one."""
+    return asked if _REQUEST_ID.fullmatch(asked) else b"req_" + secrets.token_hex(12).encode()
+
+
+class Exchange:
+    """A request and its answer. Every answer carries `x-request-id`: the client's own if it is fit to print.
+
+    `tenant` is what the client's API key is called, `status` that of the answer that has begun, `error` what it tells.
+    """
+
+    __slots__ = ("_headers", "error", "method", "path", "receive", "request_id", "scope", "send", "status", "tenant")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -39,13 +51,23 @@ class Exchange:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
-        asked = self._headers.get(b"x-request-id", b"")
-        self.request_id = asked if _REQUEST_ID.fullmatch(asked) else b"req_" + secrets.token_hex(12).encode()
-        self.started = False
-        """The status line is out: no other answer can be given."""
+        self.request_id = request_id(self._headers.get(b"x-request-id", b""))
+        self.tenant = ""
+        self.error: RequestError | None = None
+        self.status = 0
 
     def __repr__(self) -> str:
         return f"<Exchange {self.request_id.decode()} {self.method} {shown(self.path)}>"
+
+    @property
+    def started(self) -> bool:
+        """The status line is out: no other answer can be given."""
+        return self.status > 0
+
+    @property
+    def labels(self) -> dict[str, object]:
+        """What each line of the log says of it."""
+        return {"request_id": self.request_id.decode()}
 
     def header(self, name: bytes) -> bytes:
         """The value of a header, the last one of several; empty if there is none. `name` is in small letters."""
@@ -67,7 +89,7 @@ class Exchange:
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
-                raise ClientGone("the request was not complete")
+                raise GoneEarly("the request was not complete")
             part: bytes = message.get("body", b"")
             size += len(part)
             if size > limit:
@@ -78,7 +100,7 @@ class Exchange:
 
     def start(self, status: int, headers: Headers) -> Message:
         """The message that begins the answer, for those who `send` by themselves."""
-        self.started = True
+        self.status = status
         return {
             "type": "http.response.start",
             "status": status,
@@ -112,7 +134,8 @@ class Exchange:
 
     async def fail(self, error: RequestError, headers: Headers = ()) -> None:
         """The error's status, headers and object."""
-        own = tuple((name.encode(), value.encode()) for name, value in error.headers.items())
+        self.error = error
+        own = tuple((name.encode(), value.encode()) for name, value in error.sent_headers().items())
         await self.respond(error.status, msgspec.json.encode(error.body()), ((b"content-type", JSON), *own, *headers))
 
 

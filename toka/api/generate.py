@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from toka.api import errors
+from toka.api.aside import aside
 from toka.api.chunks import Chunks
 from toka.api.details import Asked, Details
-from toka.api.exchange import ClientGone, Endpoint, Exchange, Hangup
+from toka.api.exchange import ClientGone, Endpoint, Exchange, GoneEarly, Hangup
 from toka.api.fields import Schema
 from toka.api.idempotency import Run, Runs
 from toka.api.limits import check_fewest, check_prompts, fit, kept, limit_name, limit_of
@@ -151,19 +152,23 @@ class Generate(Endpoint, Generic[B]):
             with run:
                 [job] = await run.jobs()
                 if hangup.gone:
-                    raise ClientGone("before the engine heard of it")
+                    raise GoneEarly("before the engine heard of it")
                 await self._answer(exchange, hangup, run, job.afresh())
         finally:
             hangup.close()
 
-    async def prepare(self, body: bytes) -> "list[Job[B]]":
-        """The one request of a body, checked and tokenized. Raises RequestError."""
+    async def prepare(self, body: bytes, tenant: str) -> "list[Job[B]]":
+        """The one request of a body, checked and tokenized. Where there is no room for it, nothing of that is done.
+        Raises RequestError."""
+        self.service.server.check_room(tenant)
 
         def read() -> tuple[B, Text]:
             parsed = self.schema.parse(body)
             return parsed, self.check(parsed)
 
-        return [await self.job(*await apart(body, read))]
+        job = await self.job(*await apart(body, read), tenant)
+        self.service.server.check_room(tenant)  # others may have come while a long text was tokenized
+        return [job]
 
     def check(self, body: B) -> Text:
         """All that can be said of a body before its text is tokenized. Raises RequestError."""
@@ -176,15 +181,16 @@ class Generate(Endpoint, Generic[B]):
             raise errors.unsupported("spaces_between_special_tokens")
         return self.text(body)
 
-    async def job(self, body: B, text: Text) -> "Job[B]":
+    async def job(self, body: B, text: Text, tenant: str) -> "Job[B]":
         """Tokenize, and make the request. Raises RequestError."""
         service = self.service
-        prompts = text.tokenize() if text.chars <= INLINE_CHARS else await asyncio.to_thread(text.tokenize)
+        with service.metrics.tokenized():
+            prompts = text.tokenize() if text.chars <= INLINE_CHARS else await aside(text.tokenize)
         model = service.model(body.model)
         label = Label(self.id_prefix + secrets.token_hex(16), int(time.time()), model, service.fingerprint)
-        return self._job(body, label, prompts)
+        return self._job(body, label, prompts, tenant)
 
-    def _job(self, body: B, label: Label, prompts: list[list[int]]) -> "Job[B]":
+    def _job(self, body: B, label: Label, prompts: list[list[int]], tenant: str) -> "Job[B]":
         service = self.service
         sampling = sampling_of(body, service.defaults, service.tokenizer.vocab_size)
         no_answer = limit_of(body) == 0
@@ -218,9 +224,14 @@ class Generate(Endpoint, Generic[B]):
             skip_special=body.skip_special_tokens,
             stream=body.stream,
             priority=body.priority,
-            cache_salt=body.cache_salt,
+            cache_salt=self.salt(body, tenant),
+            tenant=tenant,
         )
         return Job(body, label, request, samples, no_answer, self._details(body, prompts, body.n))
+
+    def salt(self, body: B, tenant: str) -> str:
+        """Who shares cached prefixes with this request: those of equal salt, and of the same key if keys are apart."""
+        return f"{tenant}\0{body.cache_salt}" if self.service.config.cache_isolation == "key" else body.cache_salt
 
     def _details(self, body: B, prompts: list[list[int]], samples: int) -> Details | None:
         """What is to be told besides the text; None: nothing."""

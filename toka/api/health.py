@@ -1,6 +1,9 @@
 """The small routes that tell how the server is: /health, /ready, /version, /ping, /load, /server_info."""
 
+import asyncio
+
 import msgspec
+from msgspec import structs
 
 from toka.api.exchange import Endpoint, Exchange
 from toka.api.service import Service
@@ -16,7 +19,11 @@ class Health(Endpoint):
     async def serve(self, exchange: Exchange) -> None:
         """Answer, or raise Unavailable."""
         if not self.service.server.ready:
-            raise Unavailable("No request can start now: the model is loading, draining, or its workers are gone.")
+            draining = bool(self.service.server.info().get("draining"))
+            raise Unavailable(
+                "No request can start now: the model is loading, draining, or its workers are gone.",
+                code="draining" if draining else None,
+            )
         await exchange.respond(200, b"", ())
 
 
@@ -43,7 +50,8 @@ class Load(Endpoint):
 
 
 class ServerInfo(Endpoint):
-    """/server_info: the version, the names, the options, and the engine's own figures beside them."""
+    """/server_info: the version, the names, the options, asyncio's tasks, and the engine's own
+    figures beside them."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -51,12 +59,16 @@ class ServerInfo(Endpoint):
     async def serve(self, exchange: Exchange) -> None:
         """Answer."""
         service = self.service
+        config = service.config
+        if config.api_key is not None:
+            config = structs.replace(config, api_key="…")
         info: dict[str, object] = {
             "version": service.version,
             "models": service.names,
             "ready": service.server.ready,
             "max_model_len": service.server.max_model_len,
             "vocab_size": service.tokenizer.vocab_size,
-            "config": msgspec.to_builtins(service.config),
+            "config": msgspec.to_builtins(config),
+            "tasks": len(asyncio.all_tasks()),
         }
         await exchange.respond_json(info | service.server.info())

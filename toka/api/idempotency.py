@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from toka.api.aside import aside
 from toka.api.broadcast import Broadcast
 from toka.api.exchange import Exchange
 from toka.api.reply import Tally
@@ -30,8 +31,8 @@ class Countable(Protocol):
 
 
 J = TypeVar("J", bound=Countable)
-Prepare = Callable[[bytes], Coroutine[Any, Any, list[J]]]
-"""From a body to the requests in it. Raises RequestError."""
+Prepare = Callable[[bytes, str], Coroutine[Any, Any, list[J]]]
+"""From a body, and whose it is, to the requests in it. Raises RequestError."""
 Begin = Callable[[J, Listener], Generation | None]
 """Submit one of them; None: it needs no engine and is answered. Raises RequestError."""
 
@@ -75,12 +76,12 @@ class Runs(Generic[J]):
             raise BadRequest(f"The Idempotency-Key is longer than {MAX_KEY} bytes.")
         body = await exchange.read_json(limit)
         if not key:
-            return Alone(self._prepare, self._begin, body)
-        digest = _digest(body) if len(body) <= INLINE_BYTES else await asyncio.to_thread(_digest, body)
+            return Alone(self._prepare, self._begin, body, exchange.tenant)
+        digest = _digest(body) if len(body) <= INLINE_BYTES else await aside(lambda: _digest(body))
         owned = (exchange.header(b"authorization"), key)
         run = self._shared.get(owned)
         if run is None:
-            run = Shared(digest, self._prepare(body), self._begin, lambda: self._shared.pop(owned))
+            run = Shared(digest, self._prepare(body, exchange.tenant), self._begin, lambda: self._shared.pop(owned))
             self._shared[owned] = run
         elif run.digest != digest:
             raise Conflict(
@@ -93,16 +94,17 @@ class Runs(Generic[J]):
 class Alone(Run[J]):
     """Work for one client, who begins it and whose reply gives it back."""
 
-    def __init__(self, prepare: Prepare[J], begin: Begin[J], body: bytes) -> None:
+    def __init__(self, prepare: Prepare[J], begin: Begin[J], body: bytes, tenant: str) -> None:
         self._prepare = prepare
         self._begin = begin
         self._body = body
+        self._tenant = tenant
         self._jobs: list[J] = []
 
     async def jobs(self) -> list[J]:
         """See Run. To be called once: the body is let go."""
         body, self._body = self._body, b""
-        self._jobs = await self._prepare(body)
+        self._jobs = await self._prepare(body, self._tenant)
         return self._jobs
 
     def begin(self, number: int, tally: Tally, listener: Listener) -> None:

@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute, Route
 from toka.api.components import STRING, TEXT, Json, array, components, either, record, ref
 from toka.api.exchange import Endpoint, Exchange
 from toka.api.idempotency import MAX_KEY
+from toka.api.keys import OPEN
 from toka.api.schemas import (
     ChatBody,
     ChatCompletion,
@@ -29,7 +30,9 @@ from toka.errors import (
     Conflict,
     DeadlinePassed,
     EngineFault,
+    InvalidApiKey,
     ModelNotFound,
+    RateLimited,
     RequestError,
     Unavailable,
     WrongContentType,
@@ -37,7 +40,7 @@ from toka.errors import (
 
 READING = (BadRequest, BodyTooLarge, WrongContentType, ModelNotFound, EngineFault, Unavailable)
 """What may go wrong where there is a body."""
-GENERATING = (*READING, Conflict, DeadlinePassed)
+GENERATING = (*READING, Conflict, DeadlinePassed, RateLimited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Operation:
     events: type[Struct] | None = None
     """What each event of a stream holds, where a stream may be asked for."""
     refusals: tuple[type[RequestError], ...] = (EngineFault,)
+    plain: bool = False
+    """The answer is text, not JSON."""
 
 
 CHATS = array({"allOf": [ref(ChatBody), {"properties": {"stream": {"enum": [False, None]}}}]}, 1)
@@ -86,6 +91,7 @@ OPERATIONS = {
     "/version": Operation("The version", record(version=STRING)),
     "/ping": Operation("A sign of life", record(message={"const": "pong"})),
     "/server_info": Operation("The version, the options and the engine's figures", record(version=STRING)),
+    "/metrics": Operation("What the server counts, for Prometheus", STRING, plain=True),
     "/openapi.json": Operation("This document", record(openapi=STRING)),
 }
 """By the path of the route."""
@@ -115,10 +121,13 @@ def document(service: Service, routes: Sequence[BaseRoute]) -> Json:
     return {
         "openapi": "3.1.0",
         "info": {"title": "toka", "version": service.version, "license": {"name": "Apache-2.0"}},
+        # A key, or nothing: which of the two is the server's to say.
+        "security": [{"key": []}, {}],
         "paths": {route.path_format: path(route, service.names[0]) for route in routes if isinstance(route, Route)},
         "components": {
             "schemas": components(service, [*told, ChatCompletionChunk, TextCompletionChunk]),
             "responses": refusals(),
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "An API key"}},
         },
     }
 
@@ -139,26 +148,32 @@ def path(route: Route, model: str) -> Json:
     if Conflict in operation.refusals:
         parameters.append({"name": "idempotency-key", "in": "header", "schema": STRING | {"maxLength": MAX_KEY}})
     body = {} if operation.body is None else {"requestBody": {"required": True, "content": as_json(operation.body)}}
-    methods = {
+    methods: Json = {
         method.lower(): {
             "operationId": f"{method.lower()}_{name}",
             "summary": operation.summary,
-            "responses": dict(responses(operation, method)),
+            "responses": dict(responses(operation, method, route.path_format)),
         }
+        | ({"security": [{}]} if route.path_format in OPEN else {})
         | body
         for method in endpoint.methods
     }
     return {"parameters": parameters, **methods}
 
 
-def responses(operation: Operation, method: str) -> Iterator[tuple[str, Json]]:
+def responses(operation: Operation, method: str, path: str) -> Iterator[tuple[str, Json]]:
     """Every status of an operation, and what comes with it: to HEAD no body."""
+    refusals: tuple[type[RequestError], ...] = operation.refusals
+    if path not in OPEN:
+        refusals = (*refusals, InvalidApiKey)
     empty = method == "HEAD"
-    content = {} if empty or operation.answer is None else as_json(operation.answer)
+    content: Json = {}
+    if operation.answer is not None and not empty:
+        content = {"text/plain": {"schema": operation.answer}} if operation.plain else as_json(operation.answer)
     if operation.events is not None:
         content["text/event-stream"] = {"schema": event(operation.events)}
     yield "200", {"description": "OK", "headers": REQUEST_ID} | ({"content": content} if content else {})
-    for status in sorted({error.status for error in operation.refusals}):
+    for status in sorted({error.status for error in refusals}):
         named = {"$ref": f"#/components/responses/{status}"}
         yield str(status), {"description": "Refused", "headers": REQUEST_ID} if empty else named
 
@@ -175,7 +190,8 @@ def event(chunk: type[Struct]) -> Json:
 
 def refusals() -> Json:
     """What a refusal looks like, by its status."""
-    known = {error.status: error for operation in OPERATIONS.values() for error in operation.refusals}
+    known: dict[int, type[RequestError]] = {InvalidApiKey.status: InvalidApiKey}
+    known |= {error.status: error for operation in OPERATIONS.values() for error in operation.refusals}
     return {
         str(status): {
             "description": (error.__doc__ or "").partition("\n")[0],

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from toka.config import Config
 from toka.errors import BadRequest, ModelNotFound
+from toka.metrics.record import Metrics
 from toka.request import Sampling, Server
 
 SHOWN = 200
@@ -107,6 +108,7 @@ class Service:
     version: str
     fingerprint: str
     """Changes if and only if something changes that can change outputs."""
+    metrics: Metrics
     defaults: Sampling = field(default_factory=Sampling)
     """What a request leaves open."""
 

@@ -21,6 +21,8 @@ from toka.request import Delta
 
 SILENCE = 15.0
 """Seconds without a byte after which a stream says `: ping`. Proxies cut connections after 60."""
+MOST_HELD = 256
+"""Deltas of a choice that are kept for a slow client before they are joined: each takes as much memory as a line."""
 PING = b": ping\n\n"
 HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -88,7 +90,7 @@ class EventStream(Reply):
             else:
                 self._write_deltas(deltas)
         except Exception:  # a listener never raises into the engine
-            log.exception("%r could not take a delta", self._exchange)
+            log.exception("%r could not take a delta", self._exchange, extra=self._exchange.labels)
             self.fail(EngineFault("The server could not encode the answer. It is logged under your request id."))
 
     def fail(self, error: RequestError) -> None:
@@ -128,7 +130,10 @@ class EventStream(Reply):
 
     def _hold(self, deltas: list[Delta]) -> None:
         for delta in deltas:
-            self._held.setdefault(delta.index, []).append(delta)
+            held = self._held.setdefault(delta.index, [])
+            held.append(delta)
+            if len(held) == MOST_HELD:
+                held[:] = [joined(held)]
 
     def _tick(self) -> None:
         """The timer is set again only here, so that a write costs no timer."""
@@ -184,5 +189,5 @@ class EventStream(Reply):
 
     def _broken(self, error: Exception) -> None:
         """The server's `send` failed: there is no client to write to."""
-        log.debug("%r: a write failed: %r", self._exchange, error)
+        log.debug("%r: a write failed: %r", self._exchange, error, extra=self._exchange.labels)
         self.hang_up()

@@ -1,12 +1,12 @@
 """/tokenize, /detokenize and /tokenizer_info: the tokenizer, for clients that count or cut by tokens."""
 
-import asyncio
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
 
 from toka.api import errors
+from toka.api.aside import aside
 from toka.api.chat import Chat
 from toka.api.exchange import Endpoint, Exchange
 from toka.api.fields import convert, decode
@@ -76,7 +76,9 @@ class Tokenize(Endpoint):
             names = [service.tokenizer.token_of(id) for id in ids] if body.return_token_strs else None
             return msgspec.json.encode(Tokens(len(ids), service.server.max_model_len, ids, names))
 
-        await exchange.respond(200, answer() if text.chars <= INLINE_CHARS else await asyncio.to_thread(answer))
+        with service.metrics.tokenized():
+            told = answer() if text.chars <= INLINE_CHARS else await aside(answer)
+        await exchange.respond(200, told)
 
     def _text(self, body: TokenizeBody) -> Text:
         if body.prompt is not None and body.messages is not None:
@@ -123,7 +125,7 @@ class Detokenize(Endpoint):
             return body
 
         body = await apart(raw, read)
-        text = await asyncio.to_thread(service.tokenizer.spelled.decode, body.tokens)
+        text = await aside(lambda: service.tokenizer.spelled.decode(body.tokens))
         await exchange.respond_json({"prompt": text})
 
 

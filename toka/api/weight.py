@@ -1,12 +1,12 @@
 """How much work it is to parse a body. Long texts are next to none; millions of tiny values hold up everybody."""
 
-import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toka.api.aside import aside
 from toka.errors import BodyTooLarge
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ async def apart(body: bytes, work: Callable[[], T]) -> T:
             )
         return work()
 
-    return await asyncio.to_thread(weighed)
+    return await aside(weighed)
 
 
 def weight(body: bytes) -> int:

@@ -29,6 +29,8 @@ def check(scheduler: "Scheduler") -> None:
     for seat in seats.taken():
         sequence = seats.who(seat)
         assert sequence.seat == seat
+        assert seats.account[seat] == sequence.account == scheduler.ledger.account(sequence)
+        assert sequence.billed, f"{sequence} runs for nothing"
         assert seats.alive[seat] == (sequence.end is None), f"{sequence} is over and alive, or neither"
         if seats.alive[seat]:
             assert seats.scheduled[seat] - seats.returned[seat] == seats.flying[seat], f"{sequence} lost a result"
@@ -42,6 +44,7 @@ def check(scheduler: "Scheduler") -> None:
             assert scheduler.limits.blocks_for(int(seats.length[seat])) <= seats.blocks[seat], (
                 f"{sequence} outgrew its blocks"
             )
+    scheduler._waiting.check()
     for sequence in scheduler._waiting:
         assert sequence.end is None
         assert sequence.seat < 0, f"{sequence} waits and has a seat"

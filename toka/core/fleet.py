@@ -7,6 +7,7 @@ import numpy as np
 
 from toka.core.admission import Policy
 from toka.core.hydragen import Groups
+from toka.core.ledger import Ledger
 from toka.core.limits import Limits
 from toka.core.progress import Progress
 from toka.core.prompt import Prompt
@@ -35,8 +36,10 @@ class Fleet:
         key: bytes = b"",
         policy: Policy | None = None,
         groups: Callable[[], Groups] | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         """`groups` makes each replica's own."""
+        self.ledger = ledger or Ledger()
         self.router = Router(replicas, limits.page_size)
         self.schedulers = [
             Scheduler(
@@ -46,10 +49,11 @@ class Fleet:
                 policy=policy,
                 groups=groups() if groups else None,
                 named=partial(self.router.named, replica),
+                ledger=self.ledger,
             )
             for replica in range(replicas)
         ]
-        self._queue = Queue()
+        self._queue = Queue(self.ledger)
         self._load: Longs = np.zeros(replicas, dtype=np.int64)
         self._open: Longs = np.zeros(replicas, dtype=np.int64)
         self._home: dict[Sequence, int] = {}
@@ -70,7 +74,7 @@ class Fleet:
         return self.schedulers[0].fits(sequence)
 
     def submit(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the queue. It must fit."""
+        """Put a sequence at the end of its tenant's line in the queue. It must fit."""
         sequence.arrival = self._arrivals
         self._arrivals += 1
         self._queue.push(sequence)
@@ -87,6 +91,7 @@ class Fleet:
         """Give sequences from the queue's head a place, as long as some replica has few who wait. Returns the replicas
         that got some."""
         touched: set[int] = set()
+        self._queue.promote()
         while len(self._queue) and self._open.min() < SHORT:
             sequence = next(iter(self._queue))
             self._queue.remove(sequence)
@@ -98,6 +103,8 @@ class Fleet:
             self._last = (sequence.prompt, replica)
             self._home[sequence] = replica
             self._cost[sequence.arrival] = tokens
+            # Now, since the next to be dispatched depends on it; the replica knows better, but only later.
+            self.ledger.bill(sequence, tokens)
             self.schedulers[replica].take(sequence)
             self._load[replica] += tokens
             self._open[replica] += 1

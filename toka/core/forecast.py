@@ -69,6 +69,10 @@ class Forecast:
             borrowed=tuple((step, count) for step, count in until.items() if step < start + steps),
         )
 
+    def left(self, sequence: Sequence) -> int:
+        """Tokens that a waiting sequence is predicted to generate when it runs again."""
+        return max(self._steps(sequence, sequence.kept), 1)
+
     def start(self, seat: int, future: Future) -> None:
         """A sequence has taken a seat, with the row of blocks that `future` was made for."""
         answered_for = future.blocks + sum(count for _, count in future.borrowed)

@@ -29,12 +29,13 @@ def common(one: Ints, other: Ints) -> int:
 
 class _Level:
     """Rows that begin alike. `prefix` is what they share behind the first `start` blocks; `group` is its id while it
-    counts."""
+    counts, and `spared` the blocks that its members, but for one, need not read."""
 
-    __slots__ = ("gone", "group", "prefix", "rows", "start")
+    __slots__ = ("gone", "group", "prefix", "rows", "spared", "start")
 
     def __init__(self, start: int) -> None:
         self.start = start
+        self.spared = 0
         self.rows: dict[int, Ints] = {}
         self.prefix: Ints = np.zeros(0, dtype=np.int32)
         self.gone = 0
@@ -98,6 +99,7 @@ class Groups:
         "_touched",
         "min_blocks",
         "min_size",
+        "shared",
     )
 
     def __init__(self, min_blocks: int, min_size: int) -> None:
@@ -105,6 +107,9 @@ class Groups:
         assert min_blocks >= 1
         self.min_blocks = min_blocks
         self.min_size = min_size
+        self.shared = 0
+        """Blocks that a step of these groups reads less than one without: its members, but for one, times its prefix,
+        over all groups."""
         self._families: dict[int, _Family] = {}
         self._of: dict[int, _Family] = {}
         self._told: dict[int, int] = {}
@@ -116,6 +121,11 @@ class Groups:
 
     def __repr__(self) -> str:
         return f"<Groups: {len(self._of)} sequences in {len(self._families)} families, {len(self.all())} groups>"
+
+    @property
+    def count(self) -> int:
+        """Groups that the worker knows, after `news`."""
+        return self._ids - len(self._free) - len(self._dissolved)
 
     def join(self, seat: int, row: Ints) -> None:
         """A sequence starts to decode; `row`: the blocks of its prompt that others may share, in order. One with too
@@ -172,6 +182,11 @@ class Groups:
             if level is not family:
                 counts = len(level.rows) >= self.min_size and len(level.prefix) >= MIN_BRANCH_BLOCKS
                 self._weigh(level, counts and family.group != NO_GROUP, made, family.group)
+        for level in self._touched:
+            if level.group != NO_GROUP:
+                spared = (len(level.rows) - 1) * len(level.prefix)
+                self.shared += spared - level.spared
+                level.spared = spared
         members: list[tuple[int, int]] = []
         for seat in self._stale:
             group = self._group_of(seat)
@@ -216,6 +231,8 @@ class Groups:
         if level.group == NO_GROUP:
             return
         self._dissolved.append(level.group)
+        self.shared -= level.spared
+        level.spared = 0
         self._stale.update(level.rows)
         level.group = NO_GROUP
         if isinstance(level, _Family):

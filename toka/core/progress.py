@@ -32,12 +32,26 @@ class Ended(NamedTuple):
     tokens: Ints
 
 
+class Work(NamedTuple):
+    """What one step ran, and whom it was for."""
+
+    prefilled: int
+    """Tokens of chunks."""
+    decoded: int
+    """Sequences that had decoded or been filled before it."""
+    continued: int
+    """Of these, those that had not ended. Their last tokens came with the step before."""
+    begun: list[Sequence]
+    """Sequences that were filled with this step: this is their first token since they took their seat."""
+
+
 class Progress(NamedTuple):
     """What one step brought."""
 
     news: list[News]
     ended: list[Ended]
     scored: list[Scored]
+    work: Work
     logprobs: Logprobs | None = None
     """Of the sampled tokens; see `News.scored`."""
 
@@ -53,3 +67,7 @@ class Flight(NamedTuple):
     roster: Ints
     chunks: list[Sequence]
     """Whose chunks the plan has, in order."""
+    prefilled: int
+    """Tokens of these chunks."""
+    filled: int
+    """Rows at the head of the roster whose sequences are filled with this step; the others decode."""

@@ -17,24 +17,28 @@ Plans are made ahead of results: `scheduled` counts the tokens planned, `returne
 * A prompt's full blocks are in the prefix tree as soon as the plan that computes them is sealed: a step writes the keys
   and values of all its tokens before any of them attends, so others may read them in the same step.
 * Preemption needs to know where everything stands: when blocks run short, nothing is planned until nothing is in
-  flight, and only then is the newest sequence sent back to the head of the queue with all the tokens it has made.
+  flight, and only then is the newest sequence of the tenant that has been served most sent back to the head of its
+  line with all the tokens it has made.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from itertools import chain, islice
 
 import numpy as np
 from numpy.typing import NDArray
 
+from toka.core import drain
 from toka.core.admission import Admission, Policy
 from toka.core.blocks import Ints
 from toka.core.books import check
+from toka.core.counts import Counts
 from toka.core.depth import Depth
 from toka.core.forecast import Forecast
 from toka.core.hydragen import Groups
+from toka.core.ledger import Ledger
 from toka.core.limits import Limits
 from toka.core.prefix import Named, PrefixTree
-from toka.core.progress import Diverged, Ended, Flight, News, Progress, Scored
+from toka.core.progress import Diverged, Ended, Flight, News, Progress, Scored, Work
 from toka.core.queue import Queue
 from toka.core.seats import NO_SLOT, Flags, Seats
 from toka.core.sequence import BATCH, NO_SEAT, End, Sequence
@@ -46,7 +50,10 @@ LOOK = 64
 LOOK_PAST = 4
 """Sequences that do not fit which one step looks past. Each costs the look at a curve."""
 MAX_PASSED = 64
-"""Sequences that may start before one that does not fit."""
+"""Sequences that may start before a tenant's first that does not fit."""
+KEPT_FREE = 8
+"""For so many slots or blocks that others have, the batch lane leaves one free: the next of them find room without its
+having to give way."""
 NOBODY: Ints = np.zeros(0, dtype=np.int32)
 
 
@@ -61,9 +68,12 @@ class Scheduler:
         policy: Policy | None = None,
         groups: Groups | None = None,
         named: Named | None = None,
+        counts: Counts | None = None,
+        ledger: Ledger | None = None,
     ) -> None:
         """`key` makes the names of the prefix cache unpredictable. With `groups`, plans say which sequences share a
-        prefix. `named` is told of each name that comes to the prefix cache or goes."""
+        prefix. `named` is told of each name that comes to the prefix cache or goes. `counts` and
+        `ledger` go on from an epoch before; several replicas may share a ledger."""
         self.limits = limits
         self.epoch = epoch
         self.depth = Depth(limits.max_ahead)
@@ -75,14 +85,20 @@ class Scheduler:
         self.forecast = Forecast(limits, self.seats, self.pool.owners, policy.learn)
         self.groups = groups
         self.steps = 0
-        self.preemptions = 0
+        self.counts = counts or Counts()
+        self.started: list[Sequence] = []
+        """Those that took a seat with the last call of `plan`."""
+        self.preempted: list[Sequence] = []
+        """Those that lost theirs to others with the last call of `plan`."""
         self._arrivals = 0
-        self._waiting = Queue()
+        self.ledger = ledger or Ledger()
+        self._waiting = Queue(self.ledger)
         self._prefilling: list[int] = []
         self._leads: dict[bytes, int] = {}
         self._decoding: Ints = NOBODY
         self._admission = Admission(limits.num_blocks, policy)
-        self._passed = 0
+        self._passed: dict[int, int] = defaultdict(int)
+        """For each account: sequences that started before the first of its own that does not fit."""
         self._crowded = False
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
         self._released: list[int] = []
@@ -101,9 +117,19 @@ class Scheduler:
         return len(self._waiting)
 
     @property
+    def waiting_batch(self) -> int:
+        """Of these, those of the batch lane."""
+        return self._waiting.batch
+
+    @property
     def running(self) -> int:
         """Sequences that have a slot."""
         return len(self._prefilling) + len(self._decoding)
+
+    @property
+    def preemptions(self) -> int:
+        """Times that a sequence lost its seat to others."""
+        return self.counts.preemptions
 
     @property
     def in_flight(self) -> int:
@@ -117,6 +143,52 @@ class Scheduler:
         begun = int((seats.fill[self._prefilling] - seats.filled[self._prefilling]).sum())
         return begun, list(self._waiting)
 
+    @property
+    def queue(self) -> Queue:
+        """Those who wait. It is the scheduler's to change."""
+        return self._waiting
+
+    def until_start(self, prompt: int, limit: int, tenant: str = "") -> float:
+        """About how many seconds from now a sequence would start that comes now, with a prompt of so many tokens and at
+        most `limit` new ones, behind what its tenant has in the queue; 0 before any step has been measured.
+
+        While no lengths are known everybody is taken to use all of max_tokens, which says too long.
+        """
+        seats, forecast, page = self.seats, self.forecast, self.limits.page_size
+        running = [*self._prefilling, *self._decoding.tolist()]
+        left = np.maximum(seats.end[running] - forecast.usage.now, 0)
+        left[seats.batch[running]] = 0  # they give way
+        held = seats.blocks[running] + left / (2 * page)
+        # What several sequences share is given back once.
+        held *= self.pool.used / max(int(seats.blocks[running].sum()), 1)
+        turns: list[drain.Turn] = []
+        before: Sequence | None = None
+        own = behind = 0
+        for sequence in islice(self._waiting, drain.LOOK):
+            if sequence.priority > 0 and not sequence.vested:
+                break
+            fill = len(sequence.prompt) + sequence.kept
+            if before is not None and before.prompt is sequence.prompt:
+                fill -= len(sequence.prompt) // page * page
+            turns.append(drain.Turn(max(fill, 1), forecast.left(sequence)))
+            before = sequence
+            if sequence.tenant == tenant:
+                own, behind = own + 1, len(turns)
+        waiting = behind
+        if len(turns) == drain.LOOK and own:
+            # The rest of the tenant's stands among the others as what was seen of it does.
+            waiting = max(behind, self._waiting.held(tenant).sequences * len(turns) // own)
+        steps = drain.steps_to_start(
+            self.limits,
+            list(zip(left.tolist(), held.tolist(), strict=True)),
+            max(int(self.pool.num_blocks - held.sum()), 0),
+            turns[:behind],
+            waiting,
+            int((seats.fill[self._prefilling] - seats.filled[self._prefilling]).sum()),
+            drain.Turn(prompt, limit),
+        )
+        return steps * self.depth.pace
+
     def has(self, sequence: Sequence) -> bool:
         """Whether a sequence that has not ended waits or runs here."""
         seat = sequence.seat
@@ -128,15 +200,16 @@ class Scheduler:
         return sequence.longest <= limits.max_len and limits.blocks_for(sequence.longest) <= limits.num_blocks
 
     def submit(self, sequence: Sequence) -> None:
-        """Put a sequence at the end of the queue. It must fit."""
+        """Put a sequence at the end of its tenant's line in the queue. It must fit."""
+        assert self.fits(sequence), f"{sequence} is larger than the KV cache"
         sequence.arrival = self._arrivals
         self._arrivals += 1
-        self.take(sequence)
+        self._waiting.push(sequence)
 
     def take(self, sequence: Sequence) -> None:
-        """Put a sequence, whose `arrival` is set, at the end of the queue. It must fit."""
+        """The same for a sequence that has waited in another queue. Its `arrival` is set."""
         assert self.fits(sequence), f"{sequence} is larger than the KV cache"
-        self._waiting.push(sequence)
+        self._waiting.push(sequence, moved=True)
 
     def finish(self, sequence: Sequence, end: End) -> None:
         """End a sequence from outside: cancelled, or stopped by what the engine sees in its text. Harmless after its
@@ -159,6 +232,7 @@ class Scheduler:
         running = [seats.who(seat) for seat in seats.taken() if seats.alive[seat]]
         for sequence in running:
             seats.move(sequence.seat)
+            sequence.reached = max(sequence.reached, int(seats.length[sequence.seat]))
             sequence.seat = NO_SEAT
             sequence.names = []
         running.sort(key=lambda sequence: (sequence.priority, sequence.arrival))
@@ -168,6 +242,8 @@ class Scheduler:
 
     def plan(self) -> Plan | None:
         """The next step, or None: nothing to run, enough in flight, or results are needed before anything else."""
+        if self.started or self.preempted:
+            self.started, self.preempted = [], []
         if len(self._flights) >= self.depth.value:
             return None
         self.forecast.advance(self.steps)
@@ -197,7 +273,10 @@ class Scheduler:
         )
         self._sent = rows
         self._released = []
-        self._flights.append(Flight(self.steps, roster, chunked))
+        prefilled = sum(count for _, _, count in chunks)
+        self._flights.append(Flight(self.steps, roster, chunked, prefilled, len(filled)))
+        if self.groups and len(decoding):
+            self.counts.shared += self.groups.shared * self.limits.page_size
         self.steps += 1
         self._advance(filled, decoding)
         return plan
@@ -240,8 +319,9 @@ class Scheduler:
         return np.stack([self.seats.slot[short], blocks], axis=1).astype("<i4").tobytes()
 
     def _prefill(self, budget: int, admitted: list[Admit]) -> tuple[list[tuple[int, int, int]], list[Sequence], Ints]:
-        """Spend up to `budget` tokens on prompts: first those begun, then new ones in the order of their arrival.
-        Returns the chunks (slot, start, length), whose they are, and the seats that are filled with this step."""
+        """Spend up to `budget` tokens on prompts: first those begun, then new ones in the order of the queue; the
+        batch lane after all others, whether it has begun or not. Returns the chunks (slot, start, length), whose they
+        are, and the seats that are filled with this step."""
         chunks: list[tuple[int, int, int]] = []
         sequences: list[Sequence] = []
         filled: list[int] = []
@@ -253,29 +333,44 @@ class Scheduler:
             count = min(budget, fill - start)
             budget -= count
             chunks.append((int(seats.slot[seat]), start, count))
-            sequences.append(seats.who(seat))
+            sequence = seats.who(seat)
+            sequences.append(sequence)
+            self.counts.ran(sequence.prompt.ids, sequence.reached, start, start + count)
             seats.filled[seat] = seats.length[seat] = start + count
             self._publish(seat)
             if start + count == fill:
                 filled.append(seat)
 
-        for seat in self._prefilling:
+        self._waiting.promote()
+        begun, batch = self._prefilling, self.seats.batch
+        behind = [seat for seat in begun if batch[seat]]
+        for seat in [seat for seat in begun if not batch[seat]] if behind else begun.copy():
             if budget <= 0:
                 break
             chunk(seat)
-        while budget > 0 and (admitted_seat := self._admit(budget, admitted)) is not None:
-            chunk(admitted_seat)
+        while behind and budget > 0 and (new := self._admit(budget, admitted, batch=False)) is not None:
+            chunk(new)
+        for seat in behind:
+            if budget <= 0:
+                break
+            chunk(seat)
+        while budget > 0 and (new := self._admit(budget, admitted)) is not None:
+            chunk(new)
         return chunks, sequences, np.array(filled, dtype=np.int32)
 
-    def _admit(self, budget: int, admitted: list[Admit]) -> int | None:
+    def _admit(self, budget: int, admitted: list[Admit], *, batch: bool = True) -> int | None:
         """Seat the next sequence of the queue that may start, if there is one. One that does not fit may be passed by a
-        few others behind it, and then by nobody until it starts."""
+        few others behind it, and then by nobody until it starts. Without `batch` the batch lane stays out."""
         if not self._slots or not self.seats.free:
-            first = next(iter(self._waiting), None)
-            self._crowded = first is not None and first.priority < BATCH
+            self._crowded = self.waiting > self.waiting_batch
             return None
-        refused = 0
+        refused: list[int] = []
         for sequence in islice(self._waiting, LOOK):
+            kept_free = 0
+            if sequence.priority >= BATCH and not sequence.vested:
+                slots, kept_free = self._kept_free()
+                if not batch or len(self._slots) <= slots:
+                    return None
             fill = sequence.fill()
             if not sequence.names:  # while it waits they stay what they are
                 sequence.names = self.tree.extend(self.tree.digests(sequence.prompt), fill)
@@ -288,16 +383,26 @@ class Scheduler:
                 continue  # somebody is about to compute its next block: it waits for that, and others may pass
             new = self.limits.blocks_for(len(fill)) - len(hit)
             future = self.forecast.of(sequence, len(fill), hit, new, budget, self.running)
-            enough = new + self.pool.idle(hit) <= self.pool.available
-            if enough and self._admission.admits(self.forecast.usage, self.pool.used, future):
-                self._passed = self._passed + 1 if refused else 0
+            enough = new + self.pool.idle(hit) + kept_free <= self.pool.available
+            if enough and self._admission.admits(self.forecast.usage, self.pool.used + kept_free, future):
+                for account in set(refused):
+                    self._passed[account] += 1
+                if sequence.account not in refused:
+                    self._passed[sequence.account] = 0
                 return self._seat(sequence, fill, hit, new, future, admitted)
-            if not refused:
-                self._crowded = sequence.priority < BATCH
-            refused += 1
-            if refused > LOOK_PAST or self._passed >= MAX_PASSED:
+            if sequence.priority < BATCH:
+                self._crowded = True
+            refused.append(sequence.account)
+            if len(refused) > LOOK_PAST or self._passed[sequence.account] >= MAX_PASSED:
                 return None
         return None
+
+    def _kept_free(self) -> tuple[int, int]:
+        """Slots and blocks that the batch lane leaves to the others."""
+        seats = self.seats
+        running = np.concatenate([np.array(self._prefilling, dtype=np.int32), self._decoding])
+        others = running[~seats.batch[running]]
+        return len(others) // KEPT_FREE, int(seats.blocks[others].sum()) // KEPT_FREE
 
     def _seat(self, sequence: Sequence, fill: Ints, hit: Ints, new: int, future: Future, admitted: list[Admit]) -> int:
         """Give a sequence its slot and its blocks: those that the tree has, and `new` ones."""
@@ -311,8 +416,16 @@ class Scheduler:
         seats.published[seat] = len(hit)
         self.forecast.start(seat, future)
         seats.filled[seat] = seats.length[seat] = len(hit) * self.limits.page_size
+        cached = int(seats.filled[seat])
         if not sequence.kept:
-            sequence.cached = int(seats.filled[seat])
+            sequence.cached = cached
+        if not sequence.starts and not sequence.uncached:
+            self.counts.queries += len(fill)
+            self.counts.hits += cached
+        self.ledger.bill(sequence, len(fill) - cached)
+        self.counts.found(sequence.prompt.ids, sequence.reached, cached)
+        sequence.starts += 1
+        self.started.append(sequence)
         self._leads.update(dict.fromkeys(sequence.names[len(hit) :], seat))
         self._prefilling.append(seat)
         admitted.append(
@@ -394,17 +507,23 @@ class Scheduler:
             self.groups.leave(seat)
 
     def _preempt(self, seats: list[int]) -> None:
-        """Send the sequence of one of `seats` back to the head of the queue, with its tokens: of those of the lowest
-        priority the newest. Nothing is in flight."""
+        """Send the sequence of one of `seats` back to the head of its tenant's line, with its tokens: of those of the
+        lowest priority, and of these of the tenant that has been served most, the newest. The oldest of the highest
+        priority stays, unless it is alone. Nothing is in flight."""
         running = [self.seats.who(seat) for seat in seats]
-        sequence = max(running, key=lambda one: (one.priority, one.arrival))
+        if len(running) > 1:
+            running.remove(min(running, key=lambda one: (one.priority, one.arrival)))
+        counters = self.ledger.counters
+        sequence = max(running, key=lambda one: (one.priority, not one.vested, counters[one.account], one.arrival))
         seat = sequence.seat
         self.seats.move(seat)
+        sequence.reached = max(sequence.reached, int(self.seats.length[seat]))
         self._stop_running(np.array([seat], dtype=np.int32))
         self.seats.leave(seat)
         sequence.names = []
         self._waiting.push_front(sequence)
-        self.preemptions += 1
+        self.preempted.append(sequence)
+        self.counts.preemptions += 1
 
     # Results
 
@@ -413,7 +532,7 @@ class Scheduler:
         if not self._flights or tokens.step != self._flights[0].step:
             awaited = self._flights[0].step if self._flights else "none"
             raise Diverged(f"results of step {tokens.step} came, those of step {awaited} are awaited")
-        _, roster, chunked = self._flights.popleft()
+        _, roster, chunked, prefilled, filled = self._flights.popleft()
         ids: Ints = np.frombuffer(tokens.ids, dtype="<i4").astype(np.int32)
         if len(ids) != len(roster) or tokens.counts:
             raise Diverged(f"step {tokens.step} has {len(roster)} rows, its results {len(ids)}")
@@ -427,6 +546,11 @@ class Scheduler:
         if (ids == NO_TOKEN).any():
             raise Diverged(f"step {tokens.step} brought no token for a sequence that has not ended")
         seats.store(live, ids)
+        self.ledger.served(seats.account, live)
+        self.counts.generated += len(live)
+        new = int(rows.searchsorted(filled))
+        begun = [seats.who(seat) for seat in live[:new].tolist()]
+        work = Work(prefilled, len(roster) - filled, len(live) - new, begun)
         stopped = (seats.stops[live] == ids[:, None]).any(axis=1)
         over = stopped | (seats.returned[live] >= seats.limit[live])
         # Looked at before ends are noted: a sequence may end with the very step that fills it.
@@ -441,7 +565,7 @@ class Scheduler:
         if len(ended) or not alive.all():
             for seat in roster[~seats.alive[roster] & (seats.flying[roster] == 0)].tolist():
                 seats.leave(seat)
-        return Progress(news, reports, scored, tokens.logprobs)
+        return Progress(news, reports, scored, work, tokens.logprobs)
 
     def _report(
         self,

@@ -38,7 +38,8 @@ class Seats:
     kept       generated tokens that are in the sequence's chunks, not in `tokens`
     stops      stop ids, padded with NO_STOP
     watched    every token is reported
-    batch      it is of the batch lane
+    batch      it is of the batch lane, and gives way
+    account    its tenant's, in the ledger
     open_ended a stop id may end it before its limit
     end        the step at which it is predicted to have given everything back
     lent       blocks of the row that another sequence answers for on the usage curve
@@ -51,6 +52,7 @@ class Seats:
         self.alive = np.zeros(count, dtype=bool)
         self.watched = np.zeros(count, dtype=bool)
         self.batch = np.zeros(count, dtype=bool)
+        self.account: Ints = np.zeros(count, dtype=np.int32)
         self.open_ended = np.zeros(count, dtype=bool)
         self.end: NDArray[np.int64] = np.zeros(count, dtype=np.int64)
         self.lent: Ints = np.zeros(count, dtype=np.int32)
@@ -92,7 +94,8 @@ class Seats:
         self.scheduled[seat] = self.returned[seat] = self.kept[seat] = kept
         self.flying[seat] = 0
         self.limit[seat] = sequence.limit
-        self.batch[seat] = sequence.priority >= BATCH
+        self.batch[seat] = sequence.priority >= BATCH and not sequence.vested
+        self.account[seat] = sequence.account
         self.open_ended[seat] = bool(sequence.stops)
         self.stops[seat] = NO_STOP
         self.stops[seat, : len(sequence.stops)] = sequence.stops

@@ -30,11 +30,15 @@ class Sequence:
 
     While it runs, its counts live in `Seats` under `seat`; what it generated before the present seat, and what no
     longer fits the seat's row of tokens, is in `chunks`. `cached` is how many tokens of its prompt were in the prefix
-    cache when it first started, and `names` what the tree calls the full blocks of `fill`.
+    cache when it first started, and `names` what the tree calls the full blocks of `fill`. `starts` counts its seats,
+    and `reached` is how many of its tokens were in the KV cache when it last lost one. `account` is its tenant's in its
+    lane, by the ledger, which has `billed` its prompt; `vested`: of the batch lane, and the lane's share pays for it.
     """
 
     __slots__ = (
+        "account",
         "arrival",
+        "billed",
         "cached",
         "choice",
         "chunks",
@@ -44,11 +48,15 @@ class Sequence:
         "owner",
         "priority",
         "prompt",
+        "reached",
         "sampling",
         "seat",
         "seed",
+        "starts",
         "stops",
+        "tenant",
         "uncached",
+        "vested",
         "watched",
     )
 
@@ -61,6 +69,7 @@ class Sequence:
         watched: bool = False,
         uncached: bool = False,
         priority: int = 0,
+        tenant: str = "",
         stops: tuple[int, ...] = (),
         seed: int = 0,
         choice: int = 0,
@@ -68,7 +77,7 @@ class Sequence:
     ) -> None:
         """`limit`: new tokens, at least one. `watched`: every step's token is reported, not only the end. `owner` is
         handed back with every report. `uncached`: all of its prompt must be run. `priority`: lower numbers start first
-        and are preempted last."""
+        and are preempted last. `tenant`: whose it is."""
         assert limit > 0
         assert len(stops) <= MAX_STOP_IDS
         self.prompt = prompt
@@ -77,14 +86,20 @@ class Sequence:
         self.watched = watched
         self.uncached = uncached
         self.priority = priority
+        self.tenant = tenant
         self.stops = stops
         self.seed = seed
         self.choice = choice
         self.sampling = sampling
         self.seat = NO_SEAT
         self.arrival = -1
+        self.account = -1
+        self.billed = False
+        self.vested = False
         self.end: End | None = None
         self.cached = 0
+        self.starts = 0
+        self.reached = 0
         self.names: list[bytes] = []
         self.chunks: list[Ints] = []
 

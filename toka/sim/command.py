@@ -18,6 +18,7 @@ from toka.sim.meter import Series
 from toka.sim.plot import draw, require
 from toka.sim.report import Report, lines, report
 from toka.sim.run import Hydragen, Setup, Simulation
+from toka.sim.tenants import Tenant, owned, tenant_lines, tenants_of
 from toka.sim.workload import MONKEYS, SHAREGPT, Asked, Shape, Workload, replayed, synthetic
 
 
@@ -35,11 +36,18 @@ class Simulate(Struct, frozen=True, kw_only=True):
         str | None,
         Meta(
             description="file of JSON objects, one a line: arrival (seconds), input_tokens, output_tokens, and perhaps "
-            "max_tokens, group, prefix_tokens (of the input, shared with its group)"
+            "max_tokens, group, prefix_tokens (of the input, shared with its group), tenant, batch (true: its lane)"
         ),
     ] = None
     requests: Annotated[
         AtLeastOne | None, Meta(description="how many; default: 2,000, or 128 of monkeys, or all of the trace")
+    ] = None
+    tenants: Annotated[
+        str | None,
+        Meta(
+            description="whose requests they are, instead of requests: NAME:REQUESTS or NAME:REQUESTS:WEIGHT or "
+            "NAME:REQUESTS:batch, for the batch lane, with commas between them; they come in this order"
+        ),
     ] = None
     rate: Annotated[
         Annotated[float, Meta(gt=0)] | None,
@@ -110,14 +118,19 @@ def main(arguments: Sequence[str], screen: Screen) -> None:
     workload = workload_of(options)
     reports: dict[str, Report] = {}
     series: dict[str, Series] = {}
+    tenants: dict[str, list[str]] = {}
     for policy in POLICIES if options.admission == "all" else [options.admission]:
         started = time.perf_counter()
         simulation = Simulation(workload, setup_of(options, workload, policy))
         simulation.run()
         reports[policy] = report(simulation, time.perf_counter() - started)
         series[policy] = simulation.meter.series()
+        tenants[policy] = tenant_lines(simulation)
     screen.line(headline(options, workload))
     screen.line("\n".join(lines(reports)))
+    for policy, rows in tenants.items():
+        if rows:
+            screen.line("\n".join([f"{policy}:" if len(tenants) > 1 else "", *rows]))
     if options.plot is not None:
         blocks = options.replicas * options.num_blocks
         draw(Path(options.plot).expanduser(), headline(options, workload), series, blocks)
@@ -131,16 +144,28 @@ def workload_of(options: Simulate) -> Workload:
     if (options.workload == "trace") != (options.trace is not None):
         raise ConfigError("workload=trace and trace=FILE go together")
     asked = Asked(options.max_tokens, options.spread)
+    tenants = _tenants(options)
     if options.trace is not None:
-        if options.n is not None or options.prefix is not None:
-            raise ConfigError("n=… and prefix=… do not go with a trace")
+        if options.n is not None or options.prefix is not None or tenants:
+            raise ConfigError("n=…, prefix=… and tenants=… do not go with a trace")
         traced = replayed(Path(options.trace).expanduser(), asked, options.requests, options.seed)
         if options.rate is None and options.concurrency is None:
             return traced
         return traced.arriving(rate=options.rate, concurrency=options.concurrency, seed=options.seed)
     shape, requests = (SHAREGPT, 2000) if options.workload == "sharegpt" else (MONKEYS, 128)
-    drawn = synthetic(changed(shape, options), asked, options.requests or requests, options.seed)
+    requests = sum(one.requests for one in tenants) or options.requests or requests
+    drawn = synthetic(changed(shape, options), asked, requests, options.seed)
+    if tenants:
+        drawn = owned(drawn, tenants)
     return drawn.arriving(rate=options.rate, concurrency=options.concurrency, seed=options.seed)
+
+
+def _tenants(options: Simulate) -> list[Tenant]:
+    if options.tenants is None:
+        return []
+    if options.requests is not None:
+        raise ConfigError("tenants=… says how many requests there are; leave requests=… out")
+    return tenants_of(options.tenants)
 
 
 def changed(shape: Shape, options: Simulate) -> Shape:
@@ -170,6 +195,7 @@ def setup_of(options: Simulate, workload: Workload, policy: str) -> Setup:
         else None,
         replicas=options.replicas,
         engines=min(options.engines, options.replicas),
+        weights={one.name: one.weight for one in _tenants(options)},
     )
 
 

@@ -20,6 +20,11 @@ class Percentiles(NamedTuple):
     def __str__(self) -> str:
         return " / ".join(f"{1000 * value:,.{1 if value < 1 else 0}f}" for value in self)
 
+    @classmethod
+    def of(cls, seconds: Floats) -> "Percentiles":
+        """Of some durations."""
+        return cls(*(float(value) for value in np.quantile(seconds, QUANTILES)))
+
 
 class Report(NamedTuple):
     """What one simulation showed."""
@@ -80,9 +85,9 @@ def report(simulation: Simulation, wall: float) -> Report:
         seconds=seconds,
         output_rate=meter.tokens / seconds,
         request_rate=workload.requests / seconds,
-        ttft=_percentiles(meter.first - meter.arrived),
+        ttft=Percentiles.of(meter.first - meter.arrived),
         itl=Percentiles(*map(meter.gaps.quantile, QUANTILES)),
-        latency=_percentiles(meter.ended - meter.arrived),
+        latency=Percentiles.of(meter.ended - meter.arrived),
         kv_use=_mean(series.used[1:-1]) / blocks,
         kv_use_loaded=_mean(series.used[loaded]) / blocks,
         loaded_seconds=int(loaded.sum()),
@@ -137,10 +142,6 @@ ROWS = {
     "engine busy": "{engine_busy:.1%}",
     "wall time of the simulation, s": "{wall:,.1f}",
 }
-
-
-def _percentiles(seconds: Floats) -> Percentiles:
-    return Percentiles(*(float(value) for value in np.quantile(seconds, QUANTILES)))
 
 
 def _mean(values: Floats) -> float:

@@ -8,6 +8,7 @@ at a time, each for a share of the replicas.
 import heapq
 import itertools
 from collections import deque
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +16,11 @@ import numpy as np
 from toka.core.admission import Policy
 from toka.core.fleet import Fleet
 from toka.core.hydragen import Groups
+from toka.core.ledger import Ledger
 from toka.core.limits import Limits
 from toka.core.prompt import Prompt
 from toka.core.scheduler import Scheduler
-from toka.core.sequence import Sequence
+from toka.core.sequence import BATCH, Sequence
 from toka.errors import ConfigError
 from toka.sim.cost import Costs
 from toka.sim.device import NO_END, STOP_ID, Device, Longs, Sampled
@@ -55,6 +57,8 @@ class Setup(NamedTuple):
     replicas: int = 1
     engines: int = 1
     """Processes; replica i belongs to engine i modulo this."""
+    weights: Mapping[str, float] = {}
+    """By tenant; of others 1."""
 
 
 class Totals(NamedTuple):
@@ -121,6 +125,7 @@ class Simulation:
             limits,
             policy=setup.policy,
             groups=(lambda: hydragen.groups(limits.page_size)) if hydragen else None,
+            ledger=Ledger(setup.weights),
         )
         self._replicas = [
             Replica(index, index % setup.engines, scheduler, Device(limits.max_seqs, limits.page_size, ends, computed))
@@ -184,9 +189,13 @@ class Simulation:
         self._next += 1
         prompt, limit, samples = Prompt(workload.prompt(request)), int(workload.limit[request]), workload.samples
         first = request * samples
+        tenant = workload.tenant[request] if workload.tenant else ""
+        priority = BATCH if workload.batch and workload.batch[request] else 0
         self.meter.arrived[first : first + samples] = self._arrival[request]
         for number in range(first, first + samples):
-            self._fleet.submit(Sequence(prompt, limit=limit, stops=(STOP_ID,), seed=number))
+            self._fleet.submit(
+                Sequence(prompt, limit=limit, stops=(STOP_ID,), seed=number, tenant=tenant, priority=priority)
+            )
         self._engine(request % self.setup.engines, now, self.setup.costs.engine_request)
 
     def _results(self, now: float, replica: Replica) -> None:

@@ -5,6 +5,7 @@ which place of its pretend KV cache and proves, at every step, that each sequenc
 everything that plans promise. `python -m toka.sim.worker engine=ADDRESS` speaks the protocol as a process of its own.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -314,9 +315,10 @@ def serve(options: Options) -> None:
 
     def beat() -> None:
         socket = speaker()
-        while True:
-            socket.send(encode(Beat(epoch=epoch, rank=rank, step=worker.step - 1)))
-            time.sleep(1)
+        with contextlib.suppress(zmq.ZMQError):  # at the end the context is gone, whatever this thread is about
+            while True:
+                socket.send(encode(Beat(epoch=epoch, rank=rank, step=worker.step - 1)))
+                time.sleep(1)
 
     say(Attached(epoch=epoch, rank=rank))
     threading.Thread(target=beat, daemon=True).start()

@@ -81,6 +81,10 @@ class Workload:
     samples: int = 1
     concurrency: int | None = None
     """Closed loop: so many requests are open at any time, and `arrival` does not matter."""
+    tenant: tuple[str, ...] = ()
+    """Whose each request is; empty: all of one."""
+    batch: tuple[bool, ...] = ()
+    """Which requests are of the batch lane; empty: none."""
 
     @property
     def requests(self) -> int:
@@ -153,6 +157,9 @@ class Traced(Struct, frozen=True, forbid_unknown_fields=True):
     group: Annotated[int, Meta(ge=0)] = 0
     prefix_tokens: Annotated[int, Meta(ge=0)] = 0
     """Of the input, shared with its group."""
+    tenant: str = ""
+    batch: bool = False
+    """In the batch lane."""
 
 
 def replayed(path: Path, asked: Asked, requests: int | None, seed: int) -> Workload:
@@ -179,4 +186,6 @@ def replayed(path: Path, asked: Asked, requests: int | None, seed: int) -> Workl
         limit=np.array(
             [line.max_tokens or own for line, own in zip(lines, usual.tolist(), strict=True)], dtype=np.int32
         ),
+        tenant=tuple(line.tenant for line in lines),
+        batch=tuple(line.batch for line in lines),
     )
