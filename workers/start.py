@@ -1,6 +1,7 @@
 """From Welcome to Ready: weights, KV cache, slots, and one pass over them."""
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +144,7 @@ class _Builder:
             attention.plan_laid(step)
             return self.model.forward(step.tokens, step.positions, attention)
 
+        began = time.perf_counter()
         size, recorder = self.config.hidden_size, Recorder(self.device)
         mixed = None
         if attention.lays:
@@ -156,6 +158,7 @@ class _Builder:
             replan=lambda rows, bounds: attention.replan(rows, slots.tables, bounds),
             progress=lambda done, total: progress("graphs", done, total),
         )
+        log.info("recorded %d graphs in %.1f s", recorder.count, time.perf_counter() - began)
         return Step(self.model, attention, slots, self.head(slots, graphs), graphs, mixed)
 
 
