@@ -61,35 +61,35 @@ Tuning = Vector | Tiles
 
 _TUNED: dict[tuple[int, int, int], Tuning | None] = {
     (1, 2048, 2048): Vector(4, 8),
-    (1, 3072, 2048): Vector(8, 8),
-    (1, 16384, 2048): Vector(8, 8),
-    (1, 2048, 8192): Vector(8, 8),
+    (1, 3072, 2048): Vector(8, 4),
+    (1, 16384, 2048): Vector(8, 4),
+    (1, 2048, 8192): Vector(4, 8),
     (1, 128256, 2048): Vector(16, 8),
     (1, 4096, 4096): Vector(8, 8),
-    (1, 6144, 4096): Vector(8, 8),
-    (1, 28672, 4096): Vector(8, 8),
+    (1, 6144, 4096): Vector(8, 4),
+    (1, 28672, 4096): Vector(8, 4),
     (1, 4096, 14336): Vector(8, 8),
     (1, 128256, 4096): Vector(16, 8),
     (2, 2048, 2048): Vector(4, 8),
-    (2, 3072, 2048): Vector(8, 8),
-    (2, 16384, 2048): Vector(8, 8),
-    (2, 2048, 8192): Vector(8, 8),
+    (2, 3072, 2048): Vector(4, 8),
+    (2, 16384, 2048): Vector(8, 4),
+    (2, 2048, 8192): Vector(4, 8),
     (2, 128256, 2048): Vector(8, 8),
-    (2, 4096, 4096): Vector(8, 8),
-    (2, 6144, 4096): Vector(8, 8),
-    (2, 28672, 4096): Vector(8, 8),
-    (2, 4096, 14336): Vector(8, 8),
+    (2, 4096, 4096): Vector(4, 8),
+    (2, 6144, 4096): Vector(4, 8),
+    (2, 28672, 4096): Vector(8, 4),
+    (2, 4096, 14336): Vector(4, 8),
     (2, 128256, 4096): Vector(8, 8),
     (4, 2048, 2048): Vector(4, 8),
-    (4, 3072, 2048): Vector(8, 8),
-    (4, 16384, 2048): Vector(8, 8),
-    (4, 2048, 8192): Vector(8, 8),
-    (4, 128256, 2048): Vector(8, 8),
-    (4, 4096, 4096): Vector(8, 8),
-    (4, 6144, 4096): Vector(8, 8),
-    (4, 28672, 4096): Vector(8, 8),
-    (4, 4096, 14336): Vector(8, 8),
-    (4, 128256, 4096): Vector(8, 8),
+    (4, 3072, 2048): Vector(4, 8),
+    (4, 16384, 2048): Vector(4, 8),
+    (4, 2048, 8192): Vector(4, 8),
+    (4, 128256, 2048): Tiles(64, 128, 4, 4),
+    (4, 4096, 4096): Vector(4, 8),
+    (4, 6144, 4096): Vector(4, 8),
+    (4, 28672, 4096): Vector(4, 8),
+    (4, 4096, 14336): Vector(4, 8),
+    (4, 128256, 4096): Tiles(64, 128, 4, 4),
     (8, 2048, 2048): Tiles(64, 128, 4, 4, 8),
     (8, 3072, 2048): Tiles(64, 128, 4, 4, 4),
     (8, 16384, 2048): Tiles(64, 128, 4, 4),
@@ -152,7 +152,8 @@ class Products:
             return out
         assert rows <= MOST
         blocks = triton.cdiv(size, tuned.outputs)
-        splits = self._splits(tuned.splits, blocks, MOST * tuned.outputs)
+        loads = triton.cdiv(x.shape[1], tuned.depth)
+        splits = self._splits(min(tuned.splits, loads), blocks, MOST * tuned.outputs)
         _tiles[(blocks, splits)](
             x,
             weight,
@@ -223,7 +224,8 @@ class Products:
         warps = min(tuned.warps, max(1, triton.next_power_of_2(depth) // (32 * width)))
         at_once = warps * 32 * width
         blocks = triton.cdiv(len(weight), tuned.outputs)
-        splits = self._splits(tuned.splits, blocks, padded * tuned.outputs)
+        loads = triton.cdiv(depth, at_once)
+        splits = self._splits(min(tuned.splits, loads), blocks, padded * tuned.outputs)
         _vector[(blocks, splits)](
             x,
             x if residual is None else residual,
