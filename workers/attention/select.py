@@ -23,6 +23,7 @@ def select(name: str, cache: KVCache, config: ModelConfig, max_rows: int, hydrag
         return PagedTorch(cache)
     if not layer.is_cuda:
         raise WorkerError(f"attention_backend={name} needs a GPU; on a CPU there is torch")
+    from workers.attention.by_length import ByLength
     from workers.attention.flashinfer_decode import FlashInferDecode
     from workers.attention.flashinfer_prefill import FlashInferPrefill, usable
     from workers.attention.hydragen import HydragenDecode
@@ -43,5 +44,6 @@ def select(name: str, cache: KVCache, config: ModelConfig, max_rows: int, hydrag
     decode = (HydragenDecode if hydragen else TritonDecode)(cache, heads, max_rows)
     # FA3 is what pays: elsewhere FlashInfer's plan on the host costs more than its kernel saves.
     hopper = torch.cuda.get_device_capability(layer.device)[0] == 9
-    prefill = FlashInferPrefill(cache, heads) if name == "auto" and here and hopper else tiled
+    fa3 = name == "auto" and here and hopper
+    prefill = ByLength(tiled, FlashInferPrefill(cache, heads)) if fa3 else tiled
     return Paged(cache, prefill, decode, tiled)
