@@ -220,7 +220,6 @@ class Bed:
         prefills = len(case.sizes)
         lengths = np.array(case.lengths, np.int64)
         nothing = torch.zeros(0, dtype=torch.int64, device=device)
-        starts = np.append(0, np.cumsum(case.sizes)).astype(np.int32)
         self.batch = Batch(
             tokens=nothing,
             positions=nothing,
@@ -228,7 +227,6 @@ class Bed:
             rows=torch.arange(rows, device=device),
             tables=torch.from_numpy(tables).to(device),
             lengths=torch.from_numpy(lengths.astype(np.int32)).to(device),
-            starts=torch.from_numpy(starts).to(device),
             samples=nothing,
             sizes=np.array(case.sizes, np.int64),
             ends=lengths[:prefills],

@@ -32,7 +32,10 @@ def select(name: str, cache: KVCache, config: ModelConfig, max_rows: int, hydrag
     from workers.attention.triton_prefill import TritonPrefill
 
     heads, here = config.num_heads, usable(config.head_dim, layer.dtype, layer.device)
-    tiled = TritonPrefill(cache, heads)
+    try:
+        tiled = TritonPrefill(cache, heads)
+    except ValueError as error:
+        raise WorkerError(f"{error}: attention_backend=torch takes any") from error
     if name == "flashinfer":
         if hydragen:
             raise WorkerError("use_hydragen=T needs attention_backend=auto or triton")
