@@ -134,12 +134,12 @@ class _Builder:
         """So many hold them."""
         return -(-tokens // self.welcome.page_size)
 
-    def head(self, slots: Slots, recorded: Graphs | None = None) -> DeviceHead:
+    def head(self, slots: Slots) -> DeviceHead:
         """For a GPU."""
         from workers.kernels.sample import Sampler
 
         sampler = Sampler(self.welcome.max_slots, self.config.vocab_size, self.device)
-        return DeviceHead(self.model, slots, sampler, recorded, self.processed)
+        return DeviceHead(self.model, slots, sampler, processed=self.processed)
 
     def on_gpu(self, slots: Slots, attention: Attention, progress: Progress) -> Step:
         """The step, its decoding recorded where the engine wants that."""
@@ -171,8 +171,10 @@ class _Builder:
             replan=lambda rows, bounds: attention.replan(rows, slots.tables, bounds),
             progress=lambda done, total: progress("graphs", done, total),
         )
+        # What the runs before each recording took is no longer needed.
+        torch.cuda.empty_cache()
         log.info("recorded %d graphs in %.1f s", recorder.count, time.perf_counter() - began)
-        return Step(self.model, attention, slots, self.head(slots, graphs), graphs, mixed)
+        return Step(self.model, attention, slots, head.recorded(graphs), graphs, mixed)
 
 
 def _measure(builder: _Builder, progress: Progress) -> int:
