@@ -227,6 +227,17 @@ def test_every_command_lists_its_options(command: str, capsys: pytest.CaptureFix
     assert [name for name in struct.__struct_fields__ if f"  {name}=" not in shown] == []
 
 
+def test_a_reader_who_leaves_is_no_error() -> None:
+    """`toka serve --help | head -1` shows a line and nothing else."""
+    command = [sys.executable, "-m", "toka", "serve", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
 def test_the_module_is_the_command() -> None:
     """`python -m toka version`, and nothing on stderr."""
     done = subprocess.run([sys.executable, "-m", "toka", "version"], capture_output=True, text=True, check=True)

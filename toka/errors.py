@@ -13,6 +13,7 @@ TokaError
     ├── MethodNotAllowed     405
     ├── Conflict             409  it contradicts what is there or under way
     ├── BodyTooLarge         413
+    ├── HeadTooLarge         431
     ├── WrongContentType     415
     ├── DeadlinePassed       408  the client's own timeout_s
     ├── RateLimited          429  too many wait already
@@ -114,6 +115,13 @@ class BodyTooLarge(BadRequest):
     """More bytes than `max_body_bytes`, or more values than are parsed at once."""
 
     status = 413
+    default_code = "request_too_large"
+
+
+class HeadTooLarge(BadRequest):
+    """A request line and headers without end."""
+
+    status = 431
     default_code = "request_too_large"
 
 

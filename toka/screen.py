@@ -1,5 +1,6 @@
 """What a person sees: lines, and bars while something takes long. Everything that toka prints goes through here."""
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -29,9 +30,14 @@ class Screen:
         self.write(f"{text}\n")
 
     def write(self, text: str) -> None:
-        """Text as it comes, shown at once."""
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        """Text as it comes, shown at once; to nobody, if who read it has gone, as `head` does when it has enough."""
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, sys.stdout.fileno())
+            os.close(nowhere)
 
     def complain(self, text: str) -> None:
         """What went wrong, or what else is not part of the output."""

@@ -43,8 +43,6 @@ class Batch:
     """int32[slots, blocks]: block ids of every slot; the rest is the spare block."""
     lengths: Tensor
     """int32[R]: keys each row attends to, the ones this step writes included."""
-    starts: Tensor
-    """int32[P + 1]: first token of each chunk, cumulative; the last is where the decoding rows begin."""
     samples: Tensor
     """int64[S]: the tokens whose logits are sampled."""
     sizes: Longs
@@ -75,8 +73,6 @@ class Chunks:
     """int64[P]."""
     lengths: Tensor
     """int64[P]: `ends`, on the device."""
-    starts: Tensor
-    """int32[P + 1]: see `Batch.starts`."""
     tokens: Tensor
     """int64[N]."""
     positions: Tensor
@@ -129,11 +125,10 @@ def build(plan: Plan, slots: Slots) -> Work:
         owners,
         ends,
         owners[finals],
-        np.append(first, prefilled),
         np.concatenate([(first + sizes - 1)[finals], np.arange(prefilled, prefilled + decoding)]),
     ]
     sent = slots.upload(np.concatenate(parts))
-    tokens, positions, token_slots, chunk_slots, chunk_ends, final_slots, row_starts, samples = torch.split(
+    tokens, positions, token_slots, chunk_slots, chunk_ends, final_slots, samples = torch.split(
         sent, [len(part) for part in parts]
     )
     prompts = _prompts(chunks, first, slots)
@@ -147,7 +142,6 @@ def build(plan: Plan, slots: Slots) -> Work:
             ends=ends,
             slots=chunk_slots,
             lengths=chunk_ends,
-            starts=row_starts.to(torch.int32),
             tokens=tokens,
             positions=positions,
             owners=token_slots,
@@ -176,7 +170,6 @@ def assemble(work: Work, slots: Slots) -> Batch:
         rows=torch.cat([chunks.slots, work.decode.slots]),
         tables=slots.tables,
         lengths=torch.cat([chunks.lengths.to(torch.int32), own.lengths]),
-        starts=chunks.starts,
         samples=chunks.samples,
         sizes=chunks.sizes,
         ends=chunks.ends,
@@ -195,7 +188,6 @@ def assemble_decode(rows: Tensor, slots: Slots, bounds: Longs | None, shared: Sh
         rows=rows,
         tables=slots.tables,
         lengths=own.lengths,
-        starts=slots.nothing,
         samples=slots.numbers[: len(rows)],
         sizes=_NONE,
         ends=_NONE,

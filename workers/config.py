@@ -94,6 +94,8 @@ def _pairs(arguments: Sequence[str]) -> dict[str, str]:
             if following is None:
                 raise OptionError(f"{argument} needs a value: {_description(key)}")
             value = following
+        if key in values:
+            raise OptionError(f"{key} is given twice: {key}={values[key]} and {key}={value}; leave one out")
         values[key] = value
     return values
 

@@ -1,4 +1,4 @@
-"""Decoding steps as CUDA graphs: what a step launches is recorded once for each of about forty numbers of rows, and
+"""Decoding steps as CUDA graphs: what a step launches is recorded once for each of some fifty numbers of rows, and
 replayed with other numbers of rows filled up by rows of the spare slot.
 
 A step is two graphs, so that something may come between them: the forward pass (plain, or with keys that rows share),

@@ -128,7 +128,8 @@ class Groups:
         self.of[slots] = -1
 
     def layout(self, slots: Longs, into: Tiles) -> Layout | None:
-        """What a step shares that decodes `slots`, int64[D]; None: nothing."""
+        """What a step shares that decodes `slots`, int64[D]; None: nothing. Raises BadGroup if one of them is in a
+        group that is no more."""
         inner = self.of[slots]
         ids = np.unique(inner[inner >= 0])
         if not len(ids):
@@ -138,10 +139,10 @@ class Groups:
         segments: dict[int, list[Longs]] = {}
         for id, members in own.items():
             segments.setdefault(id, []).append(members)
-            parent = self._groups[id].parent
+            parent = self._held(id).parent
             if parent >= 0:
                 segments.setdefault(parent, []).append(members)
-        chosen = [(self._groups[id], np.concatenate(parts)) for id, parts in segments.items()]
+        chosen = [(self._held(id), np.concatenate(parts)) for id, parts in segments.items()]
         chosen = [(group, members) for group, members in chosen if len(members) >= MIN_ROWS]
         if not chosen:
             return None
@@ -166,3 +167,9 @@ class Groups:
             firsts[members] = group.end
             parts[members] += splits
         return Layout(np.array(tiles, np.int32), np.concatenate(order).astype(np.int32), firsts, parts)
+
+    def _held(self, id: int) -> _Group:
+        found = self._groups.get(id)
+        if found is None:
+            raise BadGroup(f"group {id} is no more, and a slot that decodes is still in it")
+        return found

@@ -68,6 +68,10 @@ class DeviceHead:
         self._sampler = sampler
         self._recorded = recorded
 
+    def recorded(self, graphs: Graphs) -> "DeviceHead":
+        """The same, that replays `graphs` where it can."""
+        return DeviceHead(self._model, self._slots, self._sampler, graphs, self._processed)
+
     def sample(self, hidden: Tensor, roster: Roster) -> tuple[Tensor, tuple[Asked, Scores] | None]:
         """See `workers.step.Head.sample`."""
         full = not roster.plain

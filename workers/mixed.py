@@ -22,7 +22,7 @@ from workers.recording import Recorder, sizes
 from workers.slots import Slots
 
 MOST = 2048
-"""Tokens of the largest recorded step."""
+"""Tokens of the largest step that is worth recording."""
 MOST_CHUNKS = 64
 """Chunks of a recorded step at most."""
 _LEAST = 16
@@ -65,7 +65,6 @@ class Laid:
             rows=self.rows,
             tables=self.tables,
             lengths=self.lengths,
-            starts=self.lengths[:0],
             samples=self.tokens[:0],
             sizes=_NONE,
             ends=_NONE,
@@ -76,26 +75,29 @@ class Laid:
 class Mixed:
     """Recorded steps; what a call returns stands until the next one."""
 
-    def __init__(self, slots: Slots, hidden_size: int, dtype: torch.dtype, queries: int, tiled: Tiled) -> None:
-        """`queries`: tokens of a tile at most."""
+    def __init__(
+        self, slots: Slots, hidden_size: int, dtype: torch.dtype, queries: int, tiled: Tiled, most: int
+    ) -> None:
+        """`queries`: tokens of a tile at most. `most`: tokens of the largest step."""
         device = slots.device
         self._slots = slots
         self._queries = queries
         self._tiled = tiled
-        self._sizes = [size for size in sizes(MOST) if size >= _LEAST]
+        self._most = most
+        self._sizes = [size for size in sizes(most) if size >= min(_LEAST, most)]
         self._laid = Laid(
-            tokens=torch.zeros(MOST, dtype=torch.int64, device=device),
-            positions=torch.zeros(MOST, dtype=torch.int64, device=device),
-            writes=torch.full((MOST,), slots.spare * slots.page_size, device=device),
-            rows=torch.full((MOST,), slots.max_slots, device=device),
-            lengths=torch.ones(MOST, dtype=torch.int32, device=device),
+            tokens=torch.zeros(most, dtype=torch.int64, device=device),
+            positions=torch.zeros(most, dtype=torch.int64, device=device),
+            writes=torch.full((most,), slots.spare * slots.page_size, device=device),
+            rows=torch.full((most,), slots.max_slots, device=device),
+            lengths=torch.ones(most, dtype=torch.int32, device=device),
             tables=slots.tables,
             chunks=torch.full((MOST_CHUNKS,), slots.max_slots, device=device),
-            tiles=torch.zeros((self._tiles(MOST), 4), dtype=torch.int32, device=device),
+            tiles=torch.zeros((self._tiles(most), 4), dtype=torch.int32, device=device),
         )
         self._padding = replace(self._laid, **{name: getattr(self._laid, name).clone() for name in _PADDED})
         """What lies behind a step."""
-        self._hidden = torch.zeros((MOST, hidden_size), dtype=dtype, device=device)
+        self._hidden = torch.zeros((most, hidden_size), dtype=dtype, device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def record(
@@ -113,7 +115,7 @@ class Mixed:
 
     def takes(self, batch: Batch) -> bool:
         """Whether there is a graph for it."""
-        return batch.shared is None and len(batch.tokens) <= MOST and 0 < len(batch.sizes) <= MOST_CHUNKS
+        return batch.shared is None and len(batch.tokens) <= self._most and 0 < len(batch.sizes) <= MOST_CHUNKS
 
     def forward(self, batch: Batch) -> Tensor:
         """The hidden states of the tokens that are sampled, [S, hidden]."""

@@ -29,6 +29,8 @@ class Recorder:
     """Records graphs on a stream of its own, all in one pool of memory: replayed one after another, they share it."""
 
     def __init__(self, device: torch.device) -> None:
+        self.count = 0
+        """Graphs recorded."""
         self._pool: _POOL_HANDLE = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's own
 
@@ -46,4 +48,5 @@ class Recorder:
             finally:
                 graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
+        self.count += 1
         return graph

@@ -132,7 +132,7 @@ def best(logprobs: Tensor, width: int) -> Tensor:
 
 
 def _ranks(logprobs: Tensor, tokens: Tensor, chosen: Tensor) -> Tensor:
-    """Places of `tokens`, int64[n], from 1, in the order of `_best`: float32[n, vocab], float32[n, 1] → int32[n]."""
+    """Places of `tokens`, int64[n], from 1, in the order of `best`: float32[n, vocab], float32[n, 1] → int32[n]."""
     before = (logprobs > chosen).sum(dim=-1)
     equals = logprobs == chosen
     equals &= torch.arange(logprobs.shape[1], device=logprobs.device) < tokens[:, None]

@@ -105,8 +105,6 @@ class Slots:
         )
         self.numbers = torch.arange(count, device=device)
         """int64[slots]: 0, 1, 2, …"""
-        self.nothing = torch.zeros(1, dtype=torch.int32, device=device)
-        """int32[1]: `Batch.starts` of a step without chunks."""
         self._advance = _advance_torch
         if device.type == "cuda":
             from workers.kernels.advance import advance
@@ -160,10 +158,10 @@ class Slots:
             raise BadPlan("a slot decodes whose prompt has not been prefilled")
         try:
             self.groups.apply(plan.groups, unpack(plan.members, 2))
+            if self._tiles is not None and (plan.decode is not None or plan.groups or plan.members or plan.releases):
+                self.layout = self.groups.layout(self.decode.host, self._tiles)
         except BadGroup as error:
             raise BadPlan(str(error)) from error
-        if self._tiles is not None and (plan.decode is not None or plan.groups or plan.members or plan.releases):
-            self.layout = self.groups.layout(self.decode.host, self._tiles)
 
     def share(self, tiles: Tiles) -> None:
         """From here on, lay out what the decoding slots share, in such tiles."""

@@ -1,6 +1,7 @@
 """From Welcome to Ready: weights, KV cache, slots, and one pass over them."""
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +109,7 @@ class _Builder:
         welcome, config = self.welcome, self.config
         cache = KVCache(config, num_blocks, welcome.page_size, self.dtype, self.device)
         slots = Slots(welcome.max_slots, max_blocks, num_blocks, welcome.page_size, self.device, config.vocab_size)
-        rows = max(welcome.max_slots, MOST)
+        rows = max(welcome.max_slots, self.mixed)
         attention = select(welcome.attention, cache, config, rows, hydragen=welcome.hydragen)
         if attention.tiles is not None:
             slots.share(attention.tiles)
@@ -119,16 +120,26 @@ class _Builder:
         """Sampled tokens are scored by what they were drawn from."""
         return self.welcome.logprobs_mode == "processed"
 
+    @property
+    def records(self) -> bool:
+        """Steps are recorded. Those of the torch attention cannot be: it reads lengths on the host."""
+        return self.welcome.cuda_graphs and self.welcome.attention != "torch"
+
+    @property
+    def mixed(self) -> int:
+        """Tokens of the largest mixed step that may be recorded."""
+        return min(MOST, self.welcome.max_tokens)
+
     def blocks(self, tokens: int) -> int:
         """So many hold them."""
         return -(-tokens // self.welcome.page_size)
 
-    def head(self, slots: Slots, recorded: Graphs | None = None) -> DeviceHead:
+    def head(self, slots: Slots) -> DeviceHead:
         """For a GPU."""
         from workers.kernels.sample import Sampler
 
         sampler = Sampler(self.welcome.max_slots, self.config.vocab_size, self.device)
-        return DeviceHead(self.model, slots, sampler, recorded, self.processed)
+        return DeviceHead(self.model, slots, sampler, processed=self.processed)
 
     def on_gpu(self, slots: Slots, attention: Attention, progress: Progress) -> Step:
         """The step, its decoding recorded where the engine wants that."""
@@ -136,17 +147,21 @@ class _Builder:
 
         head = self.head(slots)
         step = Step(self.model, attention, slots, head)
-        if not (self.welcome.cuda_graphs and isinstance(attention, Paged)):
+        if not self.records:
+            if self.welcome.cuda_graphs:
+                log.info("attention_backend=torch: steps are not recorded as CUDA graphs")
             return step
+        assert isinstance(attention, Paged), "on a GPU all are but torch"
 
         def laid(step: Laid) -> Tensor:
             attention.plan_laid(step)
             return self.model.forward(step.tokens, step.positions, attention)
 
+        began = time.perf_counter()
         size, recorder = self.config.hidden_size, Recorder(self.device)
         mixed = None
         if attention.lays:
-            mixed = Mixed(slots, size, self.dtype, attention.queries, attention.list_tiles)
+            mixed = Mixed(slots, size, self.dtype, attention.queries, attention.list_tiles, self.mixed)
             mixed.record(recorder, laid, lambda done, total: progress("graphs of mixed steps", done, total))
         graphs = Graphs(slots, size, self.dtype, self.welcome.max_slots, attention.tiles)
         graphs.record(
@@ -156,28 +171,42 @@ class _Builder:
             replan=lambda rows, bounds: attention.replan(rows, slots.tables, bounds),
             progress=lambda done, total: progress("graphs", done, total),
         )
-        return Step(self.model, attention, slots, self.head(slots, graphs), graphs, mixed)
+        # What the runs before each recording took is no longer needed.
+        torch.cuda.empty_cache()
+        log.info("recorded %d graphs in %.1f s", recorder.count, time.perf_counter() - began)
+        return Step(self.model, attention, slots, head.recorded(graphs), graphs, mixed)
 
 
 def _measure(builder: _Builder, progress: Progress) -> int:
     """Bytes that the largest steps take beside weights and KV cache: they are run once, over a cache of one block."""
-    welcome = builder.welcome
     before = torch.cuda.memory_allocated()
     slots, attention = builder.around(1, builder.blocks(builder.length))
     step = Step(builder.model, attention, slots, builder.head(slots))
     peaks = []
-    for done, (tokens, rows) in enumerate(
-        ((welcome.max_tokens, -(-welcome.max_tokens // builder.length)), (welcome.max_slots, welcome.max_slots))
-    ):
-        progress("warm-up", done, 2)
+    steps = largest(builder.welcome, builder.length)
+    for done, (tokens, rows) in enumerate(steps):
+        progress("warm-up", done, len(steps))
         torch.cuda.reset_peak_memory_stats()
         step.warm_up(tokens, rows)
         torch.cuda.synchronize()
         peaks.append(torch.cuda.max_memory_allocated() - before)
-    progress("warm-up", 2, 2)
+    progress("warm-up", len(steps), len(steps))
     del slots, attention, step
     torch.cuda.empty_cache()
     # Recorded steps have memory of their own: that of the largest, which the smaller ones share.
-    recorded = peaks[1] + _GRAPHS if welcome.cuda_graphs else 0
-    log.debug("the largest steps take %.2f and %.2f GiB", *(peak / 2**30 for peak in peaks))
+    recorded = max(peaks[1:]) + _GRAPHS if builder.records else 0
+    log.debug("the largest steps take %.2f, %.2f and %.2f GiB", *(peak / 2**30 for peak in peaks))
     return max(peaks) + recorded
+
+
+def largest(welcome: Welcome, length: int) -> list[tuple[int, int]]:
+    """The steps to measure, (tokens, rows) each: that of most tokens, that of most rows, and of the mixed ones that are
+    recorded that of most tokens. `length`: tokens of the longest sequence."""
+
+    def filled(tokens: int) -> tuple[int, int]:
+        """As many tokens, in as few rows, as there can be."""
+        tokens = min(tokens, welcome.max_slots * length)
+        return tokens, -(-tokens // length)
+
+    slots = welcome.max_slots
+    return [filled(welcome.max_tokens), (slots, slots), filled(min(MOST, welcome.max_tokens))]

@@ -23,7 +23,7 @@ class Model(scores.Model, Protocol):
 
 
 class Head(Protocol):
-    """From hidden states to tokens; `workers.sampling.TorchHead` is one."""
+    """From hidden states to tokens; `workers.head.TorchHead` is one."""
 
     def sample(self, hidden: Tensor, roster: Roster) -> tuple[Tensor, tuple[Asked, Scores] | None]:
         """Choose a token for each of a roster's S slots, and let the slots know.
@@ -120,7 +120,6 @@ class Step:
             rows=spares,
             tables=slots.tables,
             lengths=torch.full((rows,), length, dtype=torch.int32, device=device),
-            starts=starts.to(torch.int32),
             samples=starts[1:] - 1,
             sizes=ends,
             ends=ends,

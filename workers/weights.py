@@ -75,7 +75,7 @@ def places(model: Decoder) -> Iterator[tuple[str, Tensor]]:
 def _layer_places(layer: Layer, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
     attention, mlp = layer.attention, layer.mlp
     sizes = [config.num_heads * config.head_dim, *[config.num_kv_heads * config.head_dim] * 2]
-    yield "input_layernorm.weight", layer.input_norm.weight
+    yield "input_layernorm.weight", layer.attention.norm.weight
     for name, fused in (("weight", attention.qkv.weight), ("bias", attention.qkv.bias)):
         if fused is not None:
             for part, place in zip("qkv", torch.split(fused, sizes), strict=True):
@@ -86,7 +86,7 @@ def _layer_places(layer: Layer, config: ModelConfig) -> Iterator[tuple[str, Tens
     yield "self_attn.o_proj.weight", attention.output.weight
     if attention.output.bias is not None:
         yield "self_attn.o_proj.bias", attention.output.bias
-    yield "post_attention_layernorm.weight", layer.post_norm.weight
+    yield "post_attention_layernorm.weight", layer.mlp.norm.weight
     for name, fused in (("weight", mlp.gate_up.weight), ("bias", mlp.gate_up.bias)):
         if fused is not None:
             for part, place in zip(("gate", "up"), fused.chunk(2), strict=True):

@@ -341,6 +341,15 @@ async def test_a_request_has_only_so_many_choices(app: App, server: FakeServer) 
     assert answer.status == 200
 
 
+async def test_samples_that_are_not_kept_count_as_choices(app: App, server: FakeServer) -> None:
+    """With best_of the engine sets up best_of sequences for each prompt, however few of them the client gets."""
+    error = await refused(app, "completions", {"prompt": [[1]] * (MAX_CHOICES // 128 + 1), "best_of": 128})
+    assert (error["param"], error["code"]) == ("prompt", "array_above_max_length")
+    assert error["message"].endswith(f"{MAX_CHOICES // 128} prompts with best_of = 128.")
+    body = {"prompt": [[1]] * (MAX_CHOICES // 128), "best_of": 128, "max_tokens": 0}
+    assert (await post(app, "completions", body)).status == 200
+
+
 @pytest.mark.parametrize("asked", [2047, 10**9, 2**63, 10**30])
 async def test_w_err_5_max_tokens_too_large(app: App, asked: int) -> None:
     """A prompt that fits, with an answer that does not: the largest legal value is in the message."""
@@ -353,6 +362,22 @@ async def test_w_err_5_max_tokens_too_large(app: App, asked: int) -> None:
     error = await refused(app, "chat/completions", CHAT | {"max_completion_tokens": asked})
     assert "in the messages" in error["message"]
     assert "Use max_completion_tokens ≤" in error["message"]
+
+
+@pytest.mark.parametrize("digits", [42, 300, 4300])
+async def test_w_err_6_numbers_of_any_length(app: App, digits: int) -> None:
+    """A number too long to be repeated is refused as any that is too large, in a message of the usual length. (4,300
+    digits are the most that Python spells; the sum in the message would have one more.)"""
+    asked = int("9" * digits)
+    error = await refused(app, "completions", TEXT | {"max_tokens": asked})
+    assert error["code"] == "context_length_exceeded"
+    assert error["message"] == (
+        "This model's maximum context length is 2048 tokens. However, you requested more than 10^40 tokens "
+        "(2 in the prompt, more than 10^40 in the completion). Use max_tokens ≤ 2046."
+    )
+    for value, got in ((asked, "more than 10^40"), (-(asked // 10), "less than -10^40")):
+        error = await refused(app, "completions", TEXT | {"seed": value})
+        assert error["message"].endswith(f", but got {got} instead.")
 
 
 async def test_w_err_5_clamp_is_served(make: Callable[..., App], server: FakeServer) -> None:

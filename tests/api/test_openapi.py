@@ -103,6 +103,13 @@ def references(value: object) -> Iterator[str]:
             yield from references(one)
 
 
+async def test_a_parameter_is_listed_once(document: Json) -> None:
+    """OpenAPI forbids two parameters of one name and place, and generators of clients refuse such a document."""
+    for item in document["paths"].values():
+        places = [(one["in"], one["name"]) for one in item["parameters"]]
+        assert len(places) == len(set(places))
+
+
 async def test_every_route_and_method_is_in_the_document(app: App, document: Json) -> None:
     """The routes are those of the application, and 405 answers exactly the methods that the document lacks."""
     assert list(document["paths"]) == [route.path_format for route in app._router.routes if isinstance(route, Route)]

@@ -127,8 +127,9 @@ async def test_answers_without_tokens_have_no_rows(app: App, server: FakeServer)
 
 async def test_what_it_is_of_must_be_asked_for(app: App) -> None:
     """And a format that there is not is refused with those that there are."""
-    alone = await post(app, "completions", {"prompt": "Hi", "logprobs_format": "packed"})
-    assert (alone.status, alone.error["param"], alone.error["code"]) == (400, "logprobs_format", "invalid_value")
+    for more in ({}, {"best_of": 2}, {"echo": True}):  # best_of ranks by log-probabilities, and shows none
+        alone = await post(app, "completions", {"prompt": "Hi", "logprobs_format": "packed"} | more)
+        assert (alone.status, alone.error["param"], alone.error["code"]) == (400, "logprobs_format", "invalid_value")
     other = await post(app, "completions", {"prompt": "Hi", "logprobs": 1, "logprobs_format": "arrays"})
     assert other.error["message"].endswith("supported values are 'lists', 'packed'.")
     usual = await post(app, "completions", {"prompt": "Hi", "logprobs": 1, "logprobs_format": "lists"})

@@ -66,6 +66,85 @@ def test_w_err_1_what_is_no_http(port: int, data: bytes) -> None:
     }
 
 
+def test_w_err_1_no_http_behind_the_beginning_of_a_stream(port: int, server: FakeServer) -> None:
+    """An answer that has begun is cut off: the error would stand inside it."""
+    server.pause = 0.2
+    server.script = lambda request, index: ["a", "b", "c"]
+    with ask(port, "/v1/completions", {"prompt": "x", "stream": True}) as connection:
+        received = connection.recv(65536)
+        connection.sendall(b"hello\r\n\r\n")
+        while part := connection.recv(65536):
+            received += part
+    assert received.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert received.count(b"HTTP/1.1") == 1
+    until(lambda: not server.running)
+
+
+def test_w_http_10_a_head_without_end(port: int) -> None:
+    """The parser would take headers of any size, and copy what it has at each read: they have a bound, too."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nX-Long: ")
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):
+                connection.sendall(b"a" * 65536)
+        with contextlib.suppress(ConnectionError):
+            while part := connection.recv(65536):
+                received += part
+    if received:  # what was sent in vain may have reset the connection before
+        assert received.startswith(b"HTTP/1.1 431 ")
+        assert json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"] == "request_too_large"
+    fitting = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    fitting.request("GET", "/health", headers={"x-long": "a" * 32768})
+    assert fitting.getresponse().status == 200
+    fitting.close()
+
+
+UPGRADES = {
+    "h2c": b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n",
+    "websocket": b"Connection: keep-alive, upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n",
+}
+"""What Java's HTTP client offers with every request, and curl with --http2; and what browsers do."""
+
+
+@pytest.mark.parametrize("offer", UPGRADES)
+@pytest.mark.parametrize("pieces", [1, 3, 1000])
+def test_w_http_9_another_protocol_is_declined(
+    port: int, server: FakeServer, caplog: pytest.LogCaptureFixture, offer: str, pieces: int
+) -> None:
+    """A request that offers another protocol is answered in this one, its body and what is pipelined behind it too."""
+    body = b'{"prompt": "Hello", "max_tokens": 3, "echo": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + UPGRADES[offer]
+    post = head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    chunked = head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    last = b"GET /version HTTP/1.1\r\nHost: x\r\n%b\r\n" % UPGRADES[offer].replace(b": ", b": close, ", 1)
+    data = post + chunked + last
+    size = -(-len(data) // pieces)
+    received = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        for start in range(0, len(data), size):
+            connection.sendall(data[start : start + size])
+        while part := connection.recv(65536):
+            received += part
+    assert received.count(b"HTTP/1.1 200 OK\r\n") == 3
+    assert received.count(b'"text":"Hello') == 2
+    assert b"upgrade" not in received.lower()
+    assert "upgrade" not in caplog.text.lower()
+
+
+def test_w_http_9_many_declined_at_once(port: int) -> None:
+    """However many such requests one read brings, each has its answer."""
+    one = b"GET /version HTTP/1.1\r\nHost: x\r\n" + UPGRADES["h2c"]
+    received = raw(port, (one + b"\r\n") * 500 + one.replace(b": Upgrade", b": close, Upgrade") + b"\r\n")
+    assert received.count(b"HTTP/1.1 200 OK\r\n") == 501
+
+
+def test_connect_is_refused(port: int) -> None:
+    """It asks for a tunnel, behind which no HTTP follows."""
+    assert raw(port, b"CONNECT /health HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    assert raw(port, b"CONNECT a:80 HTTP/1.1\r\nHost: x\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+
+
 def test_w_http_2_the_client_surfaces_it(port: int) -> None:
     """The OpenAI client finds the id on answers and on errors."""
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)

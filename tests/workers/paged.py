@@ -70,7 +70,6 @@ class Pages:
             rows=torch.arange(len(runs)),
             tables=torch.tensor([table + [self.spare] * (width - len(table)) for table in tables], dtype=torch.int32),
             lengths=torch.tensor(lengths, dtype=torch.int32),
-            starts=torch.tensor(firsts[: count + 1], dtype=torch.int32),
             samples=torch.tensor(firsts[1:] - 1),
             sizes=np.diff(firsts)[:count],
             ends=lengths[:count],

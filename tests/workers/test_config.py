@@ -54,6 +54,7 @@ def test_a_file_is_an_address_too() -> None:
         (["engine=localhost:10211"], "will not do: the engine's control address, tcp://HOST:PORT or ipc://PATH"),
         (["engine=tcp://localhost"], "tcp://HOST:PORT"),
         (["engine=tcp://localhost:99999"], "tcp://HOST:PORT"),
+        ([ENGINE, "rank=1", "--rank", "2"], "rank is given twice: rank=1 and rank=2; leave one out"),
     ],
 )
 def test_a_wrong_option_gets_one_line_of_help(arguments: list[str], words: str) -> None:

@@ -136,6 +136,17 @@ def test_layouts_of_any_groups() -> None:
             assert len(layout.tiles) <= into.most(len(slots))
 
 
+@pytest.mark.parametrize("gone", [0, 1])
+def test_a_slot_that_decodes_is_in_no_group_that_is_no_more(gone: int) -> None:
+    """Nor in one whose parent is no more; a slot that does not decode may be, until it is released."""
+    groups = Groups(64, PAGE)
+    groups.apply([group(0, 3), group(1, 2, parent=0)], members(g1=list(range(20))))
+    groups.apply([group(gone, 0)], NONE)
+    with pytest.raises(BadGroup, match=f"group {gone} is no more"):
+        groups.layout(np.arange(30), Tiles(32, 1))
+    assert groups.layout(np.arange(20, 40), Tiles(32, 1)) is None
+
+
 @pytest.mark.parametrize(
     ("groups", "moved"),
     [([group(1, 2, parent=0)], NONE), ([], members(g7=[1])), ([], np.array([[64, -1]]))],

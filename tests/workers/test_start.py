@@ -9,7 +9,7 @@ from tests.fakes import write_tiny_model
 from toka.wire import Plan, Welcome
 from workers.batch import build
 from workers.errors import WorkerError
-from workers.start import start
+from workers.start import largest, start
 
 
 def welcome(folder: Path, **fields: object) -> Welcome:
@@ -88,3 +88,33 @@ def test_what_cannot_be_loaded_is_one_line(folder: Path, fields: dict[str, objec
     with pytest.raises(WorkerError, match=words) as caught:
         start(welcome(folder, **fields), CPU, quiet)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("max_slots", [1, 3, 40, 4096])
+@pytest.mark.parametrize("max_tokens", [4, 2000, 8192])
+@pytest.mark.parametrize("length", [2, 100, 131072])
+def test_the_steps_that_are_measured_are_steps_that_there_are(max_slots: int, max_tokens: int, length: int) -> None:
+    """They have no more rows than slots, nor rows longer than a sequence; and no step has more tokens."""
+    found = largest(welcome(Path(), max_slots=max_slots, max_tokens=max_tokens), length)
+    for tokens, rows in found:
+        assert 0 < rows <= max_slots
+        assert rows <= tokens <= rows * length
+    assert found[0][0] == min(max_tokens, max_slots * length)
+    assert found[1] == (max_slots, max_slots)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_slots": 1},
+        {"max_slots": 2, "max_model_len": 8},
+        {"max_slots": 2, "max_model_len": 40, "kv_tokens": 1, "page_size": 1},
+        {"max_slots": 4, "max_tokens": 4, "hydragen": True},
+        {"max_slots": 40, "max_model_len": 100, "attention": "torch"},
+    ],
+)
+def test_a_small_worker_starts_on_a_gpu(folder: Path, fields: dict[str, object]) -> None:
+    """One slot; fewer tokens in all slots than in a step; a sequence shorter than a page; a cache of one block."""
+    start(welcome(folder, **({"max_tokens": 8192, "kv_tokens": 4096} | fields)), torch.device("cuda"), quiet)

@@ -32,7 +32,7 @@ class Completions(Generate[CompletionBody]):
         """Ids are checked here, texts are tokenized later."""
         tokenizer = self.service.tokenizer
         texts, ids = split(body.prompt)
-        check_choices(len(texts or ids), body.n)
+        check_choices(len(texts or ids), body.n, body.best_of)
         keep = self.kept(body)
         if texts:
             for text in texts:

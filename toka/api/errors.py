@@ -20,6 +20,9 @@ NAMES = {
 }
 """What msgspec calls a type, and what people call it."""
 
+MAX_DIGITS = 40
+"""Of a client's whole numbers in a message; it says of longer ones no more than that."""
+
 _TYPE = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 _BOUND = re.compile(r"Expected `(int|float)` (<=|>=|<|>) (\S+)")
 _LENGTH = re.compile(r"Expected `(str|array)` of length (<=|>=) (\d+)")
@@ -80,9 +83,17 @@ def out_of_range(param: str, kind: str, sign: str, bound: object, value: object)
     """A number (`kind` is `integer` or `decimal`) that is not `sign bound`."""
     above = sign.startswith("<")
     side, code = ("above maximum", "above_max_value") if above else ("below minimum", "below_min_value")
-    got = f", but got {str(value)[:40]} instead" if type(value) in (int, float) else ""
+    got = f", but got {number(value)} instead" if isinstance(value, int | float) else ""
     message = f"Invalid '{param}': {kind} {side} value. Expected a value {sign} {bound}{got}."
     return BadRequest(message, param=param, code=f"{kind}_{code}")
+
+
+def number(value: float) -> str:
+    """A client's number, or what was computed of it. JSON bounds no number, and Python spells no longer ones than it
+    reads: one digit more is an error."""
+    if isinstance(value, float) or abs(value) < 10**MAX_DIGITS:
+        return str(value)
+    return f"more than 10^{MAX_DIGITS}" if value > 0 else f"less than -10^{MAX_DIGITS}"
 
 
 def empty(param: str, kind: str) -> BadRequest:

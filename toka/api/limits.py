@@ -23,11 +23,12 @@ def limit_name(body: GenerationBody) -> str:
     return "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
 
 
-def check_choices(prompts: int, n: int) -> None:
-    """Several prompts, with `n` samples of each, may not have more than MAX_CHOICES answers. Raises BadRequest."""
-    if prompts > 1 and prompts * n > MAX_CHOICES:
-        samples = f" with n = {n}" if n > 1 else ""
-        raise errors.too_long("prompt", "array", f"{max(1, MAX_CHOICES // n)} prompts{samples}")
+def check_choices(prompts: int, n: int, best_of: int | None) -> None:
+    """Several prompts may not have more than MAX_CHOICES samples, kept or not. Raises BadRequest."""
+    name, each = ("n", n) if best_of is None or best_of == n else ("best_of", best_of)
+    if prompts > 1 and prompts * each > MAX_CHOICES:
+        samples = f" with {name} = {each}" if each > 1 else ""
+        raise errors.too_long("prompt", "array", f"{max(1, MAX_CHOICES // each)} prompts{samples}")
 
 
 def check_fewest(fewest: int, *, context: int, param: str) -> None:
@@ -104,9 +105,10 @@ def fit(
     if longest + asked <= context or overflow == "clamp":
         return asked
     place = "messages" if param == "messages" else "prompt"
+    total = errors.number(longest + asked)
     raise ContextLengthExceeded(
-        f"This model's maximum context length is {context} tokens. However, you requested {longest + asked} tokens "
-        f"({longest} in the {place}, {asked} in the completion). Use {name} ≤ {context - longest}.",
+        f"This model's maximum context length is {context} tokens. However, you requested {total} tokens "
+        f"({longest} in the {place}, {errors.number(asked)} in the completion). Use {name} ≤ {context - longest}.",
         param=param,
     )
 

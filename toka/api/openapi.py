@@ -145,8 +145,6 @@ def path(route: Route, model: str) -> Json:
         {"name": one, "in": "path", "required": True, "schema": TEXT, "example": model}
         for one in route.param_convertors
     ]
-    if Conflict in operation.refusals:
-        parameters.append({"name": "idempotency-key", "in": "header", "schema": STRING | {"maxLength": MAX_KEY}})
     body = {} if operation.body is None else {"requestBody": {"required": True, "content": as_json(operation.body)}}
     methods: Json = {
         method.lower(): {

@@ -75,7 +75,7 @@ def check_logprobs(body: GenerationBody, most: int) -> None:
     for name, value in asked.items():
         if value > most:
             raise errors.out_of_range(name, "integer", "<=", most, value)
-    if body.logprobs_format == "packed" and max(scored(body)) < 0:
+    if body.logprobs_format == "packed" and logprobs_of(body) < 0 and body.prompt_logprobs is None:
         raise errors.wrong_value("logprobs_format", "'packed' needs 'logprobs' or 'prompt_logprobs'.")
     if body.prompt_logprobs is not None and body.stream:
         raise errors.wrong_value("prompt_logprobs", "it cannot be streamed; leave out 'stream'.")

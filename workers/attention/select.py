@@ -23,6 +23,7 @@ def select(name: str, cache: KVCache, config: ModelConfig, max_rows: int, hydrag
         return PagedTorch(cache)
     if not layer.is_cuda:
         raise WorkerError(f"attention_backend={name} needs a GPU; on a CPU there is torch")
+    from workers.attention.by_length import ByLength
     from workers.attention.flashinfer_decode import FlashInferDecode
     from workers.attention.flashinfer_prefill import FlashInferPrefill, usable
     from workers.attention.hydragen import HydragenDecode
@@ -31,7 +32,10 @@ def select(name: str, cache: KVCache, config: ModelConfig, max_rows: int, hydrag
     from workers.attention.triton_prefill import TritonPrefill
 
     heads, here = config.num_heads, usable(config.head_dim, layer.dtype, layer.device)
-    tiled = TritonPrefill(cache, heads)
+    try:
+        tiled = TritonPrefill(cache, heads)
+    except ValueError as error:
+        raise WorkerError(f"{error}: attention_backend=torch takes any") from error
     if name == "flashinfer":
         if hydragen:
             raise WorkerError("use_hydragen=T needs attention_backend=auto or triton")
@@ -43,5 +47,6 @@ def select(name: str, cache: KVCache, config: ModelConfig, max_rows: int, hydrag
     decode = (HydragenDecode if hydragen else TritonDecode)(cache, heads, max_rows)
     # FA3 is what pays: elsewhere FlashInfer's plan on the host costs more than its kernel saves.
     hopper = torch.cuda.get_device_capability(layer.device)[0] == 9
-    prefill = FlashInferPrefill(cache, heads) if name == "auto" and here and hopper else tiled
+    fa3 = name == "auto" and here and hopper
+    prefill = ByLength(tiled, FlashInferPrefill(cache, heads)) if fa3 else tiled
     return Paged(cache, prefill, decode, tiled)

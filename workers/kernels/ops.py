@@ -1,10 +1,15 @@
-"""The small operations between matrix products, one launch each. `workers.layers.ops.Ops` says what they do; sums are
-in float32 whatever the tensors' dtype."""
+"""The operations of layers in kernels: the small ones between matrix products, one launch each, and around products of
+few rows. `workers.layers.ops.Ops` says what they do; sums are in float32 whatever the tensors' dtype."""
+
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from workers.kernels.product import Products, Tuning, Vector, tuning
 
 _GATED = 1024
 """Elements of a row that one program gates."""
@@ -13,9 +18,52 @@ _GATED = 1024
 class TritonOps:
     """See `workers.layers.ops.Ops`. Rows may be strided, elements of a row lie next to each other."""
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def __init__(
+        self,
+        device: torch.device,
+        choose: Callable[[int, int, int, torch.dtype], Tuning | None] = tuning,
+    ) -> None:
+        """`choose`: which kernel a product takes, as `workers.kernels.product.tuning` says it."""
+        self._products = Products(device)
+        self._choose = choose
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See `Ops.product`."""
+        tuned = self._tuned(x, weight)
+        if tuned is None:
+            return F.linear(x, weight, bias)
+        return self._products.product(x, weight, bias, tuned)
+
+    def norm_product(
+        self, x: Tensor, residual: Tensor | None, scale: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """See `Ops.norm_product`."""
+        tuned = self._tuned(x, weight)
+        if isinstance(tuned, Vector):
+            return self._products.normed(x, residual, scale, eps, weight, bias, tuned, gated=False)
+        normed, summed = self._normed(x, residual, scale, eps)
+        return self.product(normed, weight, bias), summed
+
+    def norm_gated(
+        self, x: Tensor, residual: Tensor | None, scale: Tensor, eps: float, weight: Tensor, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """See `Ops.norm_gated`."""
+        tuned = self._tuned(x, weight)
+        if isinstance(tuned, Vector):
+            return self._products.normed(x, residual, scale, eps, weight, bias, tuned, gated=True)
+        normed, summed = self._normed(x, residual, scale, eps)
+        return self.gate(self.product(normed, weight, bias)), summed
+
+    def _tuned(self, x: Tensor, weight: Tensor) -> Tuning | None:
+        outputs, depth = weight.shape
+        return self._choose(len(x), outputs, depth, x.dtype)
+
+    def _normed(self, x: Tensor, residual: Tensor | None, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return (self.norm(x, scale, eps), x) if residual is None else self.add_norm(x, residual, scale, eps)
+
+    def norm(self, x: Tensor, scale: Tensor, eps: float) -> Tensor:
         """See `Ops.norm`."""
-        size = weight.shape[0]
+        size = scale.shape[0]
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         # Heads of tokens, [T, heads, D], are rows in two dimensions of strides: the programs find theirs by both.
         inner = x.shape[-2] if x.dim() == 3 else 1
@@ -25,7 +73,7 @@ class TritonOps:
                 x,
                 x,
                 x,
-                weight,
+                scale,
                 out,
                 x.stride(0),
                 x.stride(1) if x.dim() == 3 else 0,
@@ -38,16 +86,16 @@ class TritonOps:
             )
         return out
 
-    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    def add_norm(self, x: Tensor, residual: Tensor, scale: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """See `Ops.add_norm`."""
-        size = weight.shape[0]
+        size = scale.shape[0]
         out, summed = torch.empty_like(x), torch.empty_like(x)
         if len(x):
             _norm[(len(x),)](
                 x,
                 residual,
                 summed,
-                weight,
+                scale,
                 out,
                 size,
                 0,
@@ -61,7 +109,7 @@ class TritonOps:
         return out, summed
 
     def gate(self, gate_up: Tensor) -> Tensor:
-        """See `Ops.gate`."""
+        """silu(gate) · up: [T, 2F], the gate first → [T, F]."""
         tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
         out = torch.empty((tokens, size), dtype=gate_up.dtype, device=gate_up.device)
         if tokens:
@@ -78,7 +126,7 @@ def _norm(
     x_ptr,
     residual_ptr,
     summed_ptr,
-    weight_ptr,
+    scale_ptr,
     out_ptr,
     outer_stride,
     inner_stride,
@@ -99,9 +147,9 @@ def _norm(
         tl.store(summed_ptr + row * size + at, total, mask=there)
         x = total
     x = x.to(tl.float32)
-    scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / size + eps)
-    weight = tl.load(weight_ptr + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * size + at, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=there)
+    shrink = 1.0 / tl.sqrt(tl.sum(x * x, 0) / size + eps)
+    scale = tl.load(scale_ptr + at, mask=there, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * size + at, (x * shrink * scale).to(out_ptr.dtype.element_ty), mask=there)
 
 
 @triton.jit

@@ -18,18 +18,19 @@ from torch import Tensor
 
 from workers.attention.base import Attention
 from workers.layers.embedding import Embedding
-from workers.layers.linear import Linear, product
+from workers.layers.linear import Linear
 from workers.layers.mlp import GatedMLP
 from workers.layers.norm import RMSNorm
-from workers.layers.ops import ops_for
+from workers.layers.ops import Ops, ops_for
 from workers.layers.rope import Rope, Rotation
 from workers.models.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class SelfAttention:
-    """Projections around the attention itself."""
+    """Attention on a normalised copy of the residual, and the projections around it."""
 
+    norm: RMSNorm
     qkv: Linear
     """C → (H + 2K)·D: all queries, then all keys, then all values."""
     output: Linear
@@ -42,38 +43,34 @@ class SelfAttention:
     num_kv_heads: int
     head_dim: int
 
-    def __call__(self, x_TC: Tensor, rotation: Rotation, attention: Attention) -> Tensor:
-        """[T, C] → [T, C]."""
+    def __call__(
+        self, x_TC: Tensor, residual_TC: Tensor | None, rotation: Rotation, attention: Attention
+    ) -> tuple[Tensor, Tensor]:
+        """What the part before gave and its residual, None where there is no part before → this part's output, and the
+        residual that it is still to be added to."""
         heads, kv_heads = self.num_heads, self.num_kv_heads
-        qkv = self.qkv(x_TC).view(-1, heads + 2 * kv_heads, self.head_dim)
-        q_THD, k_TKD, v_TKD = torch.split(qkv, [heads, kv_heads, kv_heads], dim=1)
+        qkv, residual_TC = self.norm.product(x_TC, residual_TC, self.qkv)
+        qkv_THD = qkv.view(-1, heads + 2 * kv_heads, self.head_dim)
+        q_THD, k_TKD, v_TKD = torch.split(qkv_THD, [heads, kv_heads, kv_heads], dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q_THD, k_TKD = self.q_norm(q_THD), self.k_norm(k_TKD)
         out_THD = attention.run(q_THD, k_TKD, v_TKD, rotation, self.index)
-        return self.output(out_THD.reshape(-1, heads * self.head_dim))
+        return self.output(out_THD.reshape(-1, heads * self.head_dim)), residual_TC
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Attention, then the feed-forward part, each on a normalised copy of the residual."""
+    """Attention, then the feed-forward part."""
 
-    input_norm: RMSNorm
     attention: SelfAttention
-    post_norm: RMSNorm
     mlp: GatedMLP
 
     def __call__(
         self, x_TC: Tensor, residual_TC: Tensor | None, rotation: Rotation, attention: Attention
     ) -> tuple[Tensor, Tensor]:
-        """What the layer before gave, None for its residual before the first → the last part's output, [T, C], and the
-        residual, [T, C], that it is still to be added to."""
-        if residual_TC is None:
-            x_TC, residual_TC = self.input_norm(x_TC), x_TC
-        else:
-            x_TC, residual_TC = self.input_norm.add(x_TC, residual_TC)
-        x_TC = self.attention(x_TC, rotation, attention)
-        x_TC, residual_TC = self.post_norm.add(x_TC, residual_TC)
-        return self.mlp(x_TC), residual_TC
+        """As its parts."""
+        x_TC, residual_TC = self.attention(x_TC, residual_TC, rotation, attention)
+        return self.mlp(x_TC, residual_TC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +84,7 @@ class Decoder:
     norm: RMSNorm
     head_VC: Tensor
     """Output projection; the embedding's own weight where they are tied."""
+    ops: Ops
 
     @classmethod
     def empty(cls, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> "Decoder":
@@ -97,13 +95,14 @@ class Decoder:
             return torch.empty(shape, dtype=dtype, device=device)
 
         def linear(rows: int, columns: int, bias: bool) -> Linear:
-            return Linear(weight(rows, columns), weight(rows) if bias else None)
+            return Linear(weight(rows, columns), weight(rows) if bias else None, ops)
 
         def norm(size: int) -> RMSNorm:
             return RMSNorm(weight(size), config.norm_eps, ops)
 
         def layer(index: int) -> Layer:
             attention = SelfAttention(
+                norm=norm(config.hidden_size),
                 qkv=linear(config.qkv_size, config.hidden_size, config.qkv_bias),
                 output=linear(config.hidden_size, config.num_heads * config.head_dim, config.output_bias),
                 q_norm=norm(config.head_dim) if config.qk_norm else None,
@@ -114,11 +113,11 @@ class Decoder:
                 head_dim=config.head_dim,
             )
             mlp = GatedMLP(
+                norm=norm(config.hidden_size),
                 gate_up=linear(2 * config.intermediate_size, config.hidden_size, config.mlp_bias),
                 down=linear(config.hidden_size, config.intermediate_size, config.mlp_bias),
-                ops=ops,
             )
-            return Layer(norm(config.hidden_size), attention, norm(config.hidden_size), mlp)
+            return Layer(attention, mlp)
 
         embedding = Embedding(weight(config.vocab_size, config.hidden_size))
         return cls(
@@ -128,6 +127,7 @@ class Decoder:
             layers=tuple(layer(index) for index in range(config.num_layers)),
             norm=norm(config.hidden_size),
             head_VC=embedding.weight if config.tied_embeddings else weight(config.vocab_size, config.hidden_size),
+            ops=ops,
         )
 
     @property
@@ -145,4 +145,4 @@ class Decoder:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[S, C] → [S, V], in the weights' dtype."""
-        return product(hidden, self.head_VC, None)
+        return self.ops.product(hidden, self.head_VC, None)

@@ -70,7 +70,7 @@ def compile_one(kernel: Any, dtype: str, constants: dict[str, Any], warps: int, 
             signature[name] = f"*{element}"
             attributes[(at,)] = [["tt.divisibility", 16]]
         else:
-            signature[name] = "fp32" if name == "scale" else "i32"
+            signature[name] = "fp32" if name in ("scale", "eps") else "i32"
     values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, signature, constexprs=values, attrs=attributes)
     options = {"num_warps": warps, "num_stages": stages}

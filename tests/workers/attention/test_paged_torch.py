@@ -149,7 +149,6 @@ def test_a_row_reads_blocks_that_another_fills_in_the_same_step() -> None:
         rows=torch.tensor([0, 1]),
         tables=torch.tensor([[0, 2], [0, 1]], dtype=torch.int32),
         lengths=torch.tensor([6, 5], dtype=torch.int32),
-        starts=torch.tensor([0, 2, 7], dtype=torch.int32),
         samples=torch.tensor([1, 6]),
         sizes=np.array([2, 5]),
         ends=np.array([6, 5]),

@@ -81,7 +81,6 @@ class Rows:
     def batch(self, sizes: list[int]) -> Batch:
         """Chunks of the first rows, of such sizes, up to their ends; the other rows decode."""
         prefills = len(sizes)
-        starts = np.append(0, np.cumsum(sizes)).astype(np.int32)
         nothing = torch.zeros(0, dtype=torch.int64, device=self.device)
         return Batch(
             tokens=nothing,
@@ -90,7 +89,6 @@ class Rows:
             rows=self.rows.to(self.device),
             tables=self.tables.to(self.device),
             lengths=torch.tensor(self.lengths, dtype=torch.int32, device=self.device),
-            starts=torch.from_numpy(starts).to(self.device),
             samples=nothing,
             sizes=np.array(sizes, np.int64),
             ends=np.array(self.lengths[:prefills], np.int64),

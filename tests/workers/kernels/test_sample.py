@@ -14,6 +14,7 @@ from tests.workers.test_sampling import GOLDEN, GOLDEN_TILES, MIXED, assert_foll
 from tests.workers.test_sampling import rows as parameters
 from toka.wire import NO_TOKEN
 from workers import noise
+from workers.kernels import floors as search
 from workers.kernels import sample as module
 from workers.kernels.sample import Sampler
 from workers.sampling import SamplerState, sample
@@ -181,7 +182,7 @@ def test_the_floors_are_those_of_sorting(
     kind: str, room: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However the logits lie, and however soon the search may end; sums of float32 may err by a token of 3,000."""
-    monkeypatch.setattr(module, "_ROOM", room)
+    monkeypatch.setattr(search, "ROOM", room)
     scores = logits(11, vocab=3000)
     scores = {
         "flat": scores / 3,
@@ -204,7 +205,7 @@ def test_floors_among_equals(
     fields: dict[str, list[Any]], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equals of the last one that stays stay, though they have no room; also where all are equal, or few are not −∞."""
-    monkeypatch.setattr(module, "_ROOM", 16)
+    monkeypatch.setattr(search, "ROOM", 16)
     scores = logits(5, vocab=1300).mul(2).round()
     scores[0] = 0.0
     scores[1] = -7.0

@@ -7,7 +7,6 @@ from random import Random
 from types import SimpleNamespace
 from typing import cast
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from torch import Tensor
 from tests.workers import oracle, paged
 from tests.workers.driver import Ask, Driver
 from toka.wire import Group, Plan, Sampling, pack
-from workers import mixed
+from workers import graphs, mixed
 from workers.attention.base import Attention
 from workers.attention.hydragen import HydragenDecode
 from workers.attention.paged import Paged
@@ -117,10 +116,17 @@ def test_tokens_of_recorded_steps(folder: Path, monkeypatch: pytest.MonkeyPatch)
     with padding behind: nothing of a step before shows."""
     kinds = (Sampling(temperature=0.0), Sampling(temperature=1.0))
     want = Driver(*plain(folder), tokens=24).run(asks(kinds, 8))
-    monkeypatch.setattr(mixed, "MOST", 20)
     monkeypatch.setattr(mixed, "MOST_CHUNKS", 3)
     slots, step = fused(folder, monkeypatch)
-    attention, head = step._attention, step._head
+    recorded, again = record(slots, step, monkeypatch)
+    assert Driver(slots, recorded, tokens=24).run(asks(kinds, 8)) == want
+    assert again.replayed == {"run", "run_forward", "run_sample"}
+
+
+def record(slots: Slots, step: Step, monkeypatch: pytest.MonkeyPatch) -> tuple[Step, Again]:
+    """The same step, recorded: decodes of any number of slots, in few sizes; mixed steps of at most 20 tokens."""
+    monkeypatch.setattr(graphs, "sizes", lambda most: [1, 4, 8, most])
+    model, attention, head = step._model, step._attention, step._head
     assert isinstance(attention, Paged)
     assert isinstance(head, DeviceHead)
     size, again = 64, Again(slots.device)
@@ -129,11 +135,10 @@ def test_tokens_of_recorded_steps(folder: Path, monkeypatch: pytest.MonkeyPatch)
         attention.plan_laid(step)
         return model.forward(step.tokens, step.positions, attention)
 
-    model = step._model
-    steps = Mixed(slots, size, torch.float32, attention.queries, attention.list_tiles)
+    steps = Mixed(slots, size, torch.float32, attention.queries, attention.list_tiles, most=20)
     steps.record(again, laid, lambda done, total: None)
-    graphs = Graphs(slots, size, torch.float32, SLOTS, attention.tiles)
-    graphs.record(
+    decodes = Graphs(slots, size, torch.float32, SLOTS, attention.tiles)
+    decodes.record(
         again,
         forward=lambda rows, shared: step.forward(assemble_decode(rows, slots, None, shared)),
         sample=head.choose,
@@ -141,30 +146,41 @@ def test_tokens_of_recorded_steps(folder: Path, monkeypatch: pytest.MonkeyPatch)
         progress=lambda done, total: None,
     )
     sampler = Sampler(SLOTS, model.vocab_size, slots.device)
-    recorded = Step(model, attention, slots, DeviceHead(model, slots, sampler, graphs), graphs, steps)
-    assert Driver(slots, recorded, tokens=24).run(asks(kinds, 8)) == want
-    assert again.replayed == {"run", "run_forward", "run_sample"}
+    return Step(model, attention, slots, DeviceHead(model, slots, sampler, decodes), decodes, steps), again
+
+
+HOT = Sampling(temperature=1.0)
+SHARED = list(range(8))
+"""The blocks that `alike` fills."""
+
+
+def alike(slots: Slots, step: Step, random: Random) -> None:
+    """Fill ten slots: all share six blocks, and the first eight of them two more."""
+    common = [random.randrange(131) for _ in range(len(SHARED) * PAGE)]
+    driver = Driver(slots, step)
+    first = driver._admit(0, Ask([*common, 1, 2], 9, HOT), [*SHARED, 8, 9])
+    run(slots, step, admits=[first], chunks=pack([0, 0, len(common) + 2]))
+    others, chunks = [], []
+    for slot in range(1, 10):
+        kept = 8 if slot < 8 else 6
+        prompt = [*common[: kept * PAGE], *(random.randrange(131) for _ in range(random.randint(1, 9)))]
+        own = [10 * slot + place for place in range(10)]
+        others.append(driver._admit(slot, Ask(prompt, 9, HOT, seed=slot), [*SHARED[:kept], *own]))
+        chunks += [slot, kept * PAGE, len(prompt) - kept * PAGE]
+    run(slots, step, admits=others, chunks=pack(chunks))
+
+
+GROUPS = [Group(id=0, blocks=pack(SHARED[:6])), Group(id=1, blocks=pack(SHARED[6:]), parent=0)]
+MEMBERS = pack([number for slot in range(10) for number in (slot, int(slot < 8))])
 
 
 @pytest.mark.usefixtures("device")
 def test_what_is_shared_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten rows share six blocks, eight of them two more: their hidden states are those of rows that share nothing."""
+    """Ten rows share six blocks, eight of them two more: their tokens are those of rows that share nothing."""
     random = Random(5)
     slots, step = fused(folder, monkeypatch)
-    common = [random.randrange(131) for _ in range(8 * PAGE)]
-    blocks = list(range(8))
     with torch.inference_mode():
-        driver = Driver(slots, step)
-        first = driver._admit(0, Ask([*common, 1, 2], 9), [*blocks, 8, 9])
-        run(slots, step, admits=[first], chunks=pack([0, 0, len(common) + 2]))
-        others, chunks = [], []
-        for slot in range(1, 10):
-            kept = 8 if slot < 8 else 6
-            prompt = [*common[: kept * PAGE], *(random.randrange(131) for _ in range(random.randint(1, 9)))]
-            own = [10 * slot + place for place in range(10)]
-            others.append(driver._admit(slot, Ask(prompt, 9), [*blocks[:kept], *own]))
-            chunks += [slot, kept * PAGE, len(prompt) - kept * PAGE]
-        run(slots, step, admits=others, chunks=pack(chunks))
+        alike(slots, step, random)
         state = slots.lengths.clone(), slots.last.clone()
         rows = list(range(10))
         random.shuffle(rows)
@@ -173,12 +189,40 @@ def test_what_is_shared_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPat
         slots.lengths.copy_(state[0])
         slots.last.copy_(state[1])
         slots.bound[:10] -= 2
-        groups = [Group(id=0, blocks=pack(blocks[:6])), Group(id=1, blocks=pack(blocks[6:]), parent=0)]
-        members = np.array([[slot, int(slot < 8)] for slot in range(10)])
-        slots.apply(Plan(epoch=0, step=0, groups=groups, members=pack(members.ravel().tolist())))
+        slots.apply(Plan(epoch=0, step=0, groups=GROUPS, members=MEMBERS))
         assert slots.layout is not None
         assert sorted(set(slots.layout.firsts.tolist())) == [6 * PAGE, 8 * PAGE]
         assert [run(slots, step) for _ in range(2)] == want
+
+
+@pytest.mark.usefixtures("device")
+def test_recorded_steps_follow_the_groups(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups that change under the same rows, rows that leave, pause and come back: what a step before left in buffers
+    does not show, neither as padding nor as what is shared."""
+    story: list[dict[str, object]] = [
+        {"decode": pack(range(10))},
+        {"groups": GROUPS, "members": MEMBERS},
+        {},
+        {"groups": [Group(id=1, blocks=b"")], "members": pack([n for slot in range(8) for n in (slot, 0)])},
+        {"decode": pack([9, 8, 7, 5, 4, 3, 2, 1]), "releases": pack([6])},
+        {"decode": pack([9, 8, 7, 5, 4]), "releases": pack([1])},
+        {"decode": pack([0, 9, 8, 7, 5, 4, 3, 2])},
+    ]
+    answers: list[list[list[int]]] = []
+    for grouped in (False, True):
+        slots, step = fused(folder, monkeypatch)
+        tried = record(slots, step, monkeypatch)[0] if grouped else step
+        left_out = () if grouped else ("groups", "members")
+        shared = []
+        with torch.inference_mode():
+            alike(slots, step, Random(5))
+            answers.append([])
+            for fields in story:
+                kept = {name: value for name, value in fields.items() if name not in left_out}
+                answers[-1].append(run(slots, tried, **kept))
+                shared.append(slots.layout is not None)
+        assert shared == ([False, True, True, True, True, False, True] if grouped else [False] * 7)
+    assert answers[0] == answers[1]
 
 
 def run(slots: Slots, step: Step, **fields: object) -> list[int]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from workers.layers import linear
+from workers.layers import ops
 from workers.layers.embedding import Embedding
 from workers.layers.linear import Linear
 from workers.layers.mlp import GatedMLP
@@ -29,10 +29,10 @@ def test_products_are_those_of_torch(rows: int, dtype: torch.dtype, monkeypatch:
     weight, bias = torch.randn(40, 64, generator=generator).to(dtype), torch.randn(40, generator=generator).to(dtype)
     for term in (bias, None):
         want = F.linear(x, weight, term)
-        torch.testing.assert_close(linear.product(x, weight, term), want, atol=1e-4, rtol=1e-5)
+        torch.testing.assert_close(Linear(weight, term)(x), want, atol=1e-4, rtol=1e-5)
         with monkeypatch.context() as patch:
-            patch.setattr(linear, "_onednn", None)
-            assert torch.equal(linear.product(x, weight, term), want)
+            patch.setattr(ops, "_onednn", None)
+            assert torch.equal(Linear(weight, term)(x), want)
 
 
 def test_the_norm_divides_by_the_root_mean_square() -> None:
@@ -42,13 +42,28 @@ def test_the_norm_divides_by_the_root_mean_square() -> None:
     torch.testing.assert_close(RMSNorm(weight, 0.1)(X), want)
 
 
+def test_a_product_of_the_norm_of_a_sum() -> None:
+    """The sum is given back; without a residual it is the input itself."""
+    norm, linear = RMSNorm(torch.tensor([1.0, 2.0, 0.5]), 0.1), Linear(torch.randn(4, 3), torch.randn(4))
+    got, summed = norm.product(X, X.flip(0), linear)
+    assert torch.equal(summed, X + X.flip(0))
+    assert torch.equal(got, linear(norm(summed)))
+    got, summed = norm.product(X, None, linear)
+    assert torch.equal(summed, X)
+    assert torch.equal(got, linear(norm(X)))
+
+
 def test_the_mlp_gates_the_upper_half() -> None:
-    """The fused product's first half is the gate, its second half what is let through."""
+    """The fused product's first half is the gate, its second half what is let through, both of the norm of the sum,
+    which is given back."""
     gate, up, down = torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(0))
-    mlp = GatedMLP(Linear(torch.cat((gate, up)), None), Linear(down.T, None))
-    hidden = X @ gate.T
-    want = (hidden * torch.sigmoid(hidden) * (X @ up.T)) @ down
-    torch.testing.assert_close(mlp(X), want)
+    norm = RMSNorm(torch.tensor([1.0, 2.0, 0.5]), 0.1)
+    mlp = GatedMLP(norm, Linear(torch.cat((gate, up)), None), Linear(down.T, None))
+    normed = norm(X + 1)
+    hidden = normed @ gate.T
+    got, summed = mlp(X, torch.ones_like(X))
+    torch.testing.assert_close(got, (hidden * torch.sigmoid(hidden) * (normed @ up.T)) @ down)
+    assert torch.equal(summed, X + 1)
 
 
 def test_the_embedding_takes_rows() -> None:
