@@ -362,7 +362,7 @@ def test_the_curve_is_what_the_running_sequences_will_use() -> None:
         replica.sequence(30 + index, 20 + 5 * index)
         replica.sequence(0, 10 + 7 * index, prompt=shared)
     scheduler = replica.scheduler
-    while scheduler.waiting or scheduler._prefilling:
+    while scheduler.waiting or scheduler._prefill.begun:
         assert replica.plan() or replica.land()
 
     def in_use_next() -> int:

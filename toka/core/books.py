@@ -15,12 +15,13 @@ def check(scheduler: "Scheduler") -> None:
     seats = scheduler.seats
     scheduler.pool.check(seats.row(seat) for seat in seats.taken())
     scheduler.tree.check()
-    assert set(scheduler._leads.values()) <= set(scheduler._prefilling), "waiting for a block that nobody will compute"
-    running = sorted([*scheduler._prefilling, *scheduler._decoding.tolist()])
+    begun = scheduler._prefill.begun
+    assert set(scheduler._prefill.leads.values()) <= set(begun), "waiting for a block that nobody will compute"
+    running = sorted([*begun, *scheduler._decoding.tolist()])
     assert len(set(running)) == len(running), "a sequence is prefilling and decoding"
     slotted = [seat for seat in seats.taken() if seats.slot[seat] != NO_SLOT]
     assert running == slotted, "a slot without a running sequence, or the reverse"
-    slots = sorted(seats.slot[running].tolist() + scheduler._slots)
+    slots = sorted(seats.slot[running].tolist() + scheduler._prefill.slots)
     assert slots == list(range(scheduler.limits.max_seqs)), "slots lost or given twice"
     flying = np.zeros(seats.count, dtype=np.int32)
     for flight in scheduler._flights:

@@ -21,7 +21,7 @@ Plans are made ahead of results: `scheduled` counts the tokens planned, `returne
   line with all the tokens it has made.
 """
 
-from collections import defaultdict, deque
+from collections import deque
 from itertools import chain, islice
 
 import numpy as np
@@ -37,23 +37,14 @@ from toka.core.forecast import Forecast
 from toka.core.hydragen import Groups
 from toka.core.ledger import Ledger
 from toka.core.limits import Limits
+from toka.core.prefill import Prefill
 from toka.core.prefix import Named, PrefixTree
 from toka.core.progress import Diverged, Ended, Flight, News, Progress, Scored, Work
 from toka.core.queue import Queue
 from toka.core.seats import NO_SLOT, Flags, Seats
-from toka.core.sequence import BATCH, NO_SEAT, End, Sequence
-from toka.core.usage import Future
-from toka.wire import NO_TOKEN, Admit, Plan, Tokens, pack, unpack
+from toka.core.sequence import NO_SEAT, End, Sequence
+from toka.wire import NO_TOKEN, Plan, Tokens, pack, unpack
 
-LOOK = 64
-"""How far behind the head of the queue a sequence may stand that starts before it."""
-LOOK_PAST = 4
-"""Sequences that do not fit which one step looks past. Each costs the look at a curve."""
-MAX_PASSED = 64
-"""Sequences that may start before a tenant's first that does not fit."""
-KEPT_FREE = 8
-"""For so many slots or blocks that others have, the batch lane leaves one free: the next of them find room without its
-having to give way."""
 NOBODY: Ints = np.zeros(0, dtype=np.int32)
 
 
@@ -93,14 +84,17 @@ class Scheduler:
         self._arrivals = 0
         self.ledger = ledger or Ledger()
         self._waiting = Queue(self.ledger)
-        self._prefilling: list[int] = []
-        self._leads: dict[bytes, int] = {}
         self._decoding: Ints = NOBODY
-        self._admission = Admission(limits.num_blocks, policy)
-        self._passed: dict[int, int] = defaultdict(int)
-        """For each account: sequences that started before the first of its own that does not fit."""
-        self._crowded = False
-        self._slots = list(range(limits.max_seqs - 1, -1, -1))
+        self._prefill = Prefill(
+            limits,
+            self.seats,
+            self.tree,
+            self.forecast,
+            Admission(limits.num_blocks, policy),
+            self._waiting,
+            self.ledger,
+            self.counts,
+        )
         self._released: list[int] = []
         self._flights: deque[Flight] = deque()
         self._sent: bytes = b""
@@ -124,7 +118,7 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Sequences that have a slot."""
-        return len(self._prefilling) + len(self._decoding)
+        return len(self._prefill.begun) + len(self._decoding)
 
     @property
     def preemptions(self) -> int:
@@ -140,7 +134,7 @@ class Scheduler:
     def unfilled(self) -> tuple[int, list[Sequence]]:
         """Tokens still to be prefilled for the sequences that have begun, and those that have not."""
         seats = self.seats
-        begun = int((seats.fill[self._prefilling] - seats.filled[self._prefilling]).sum())
+        begun = int((seats.fill[self._prefill.begun] - seats.filled[self._prefill.begun]).sum())
         return begun, list(self._waiting)
 
     @property
@@ -155,7 +149,7 @@ class Scheduler:
         While no lengths are known everybody is taken to use all of max_tokens, which says too long.
         """
         seats, forecast, page = self.seats, self.forecast, self.limits.page_size
-        running = [*self._prefilling, *self._decoding.tolist()]
+        running = [*self._prefill.begun, *self._decoding.tolist()]
         left = np.maximum(seats.end[running] - forecast.usage.now, 0)
         left[seats.batch[running]] = 0  # they give way
         held = seats.blocks[running] + left / (2 * page)
@@ -184,7 +178,7 @@ class Scheduler:
             max(int(self.pool.num_blocks - held.sum()), 0),
             turns[:behind],
             waiting,
-            int((seats.fill[self._prefilling] - seats.filled[self._prefilling]).sum()),
+            int((seats.fill[self._prefill.begun] - seats.filled[self._prefill.begun]).sum()),
             drain.Turn(prompt, limit),
         )
         return steps * self.depth.pace
@@ -251,9 +245,10 @@ class Scheduler:
             return None
         decoding = self._decoding
         self.forecast.look(decoding)
-        admitted: list[Admit] = []
         appended = self._append(decoding)
-        chunks, chunked, filled = self._prefill(self.limits.max_tokens - len(decoding), admitted)
+        chunks, chunked, filled, admitted, self.started = self._prefill.fill(
+            self.limits.max_tokens - len(decoding), decoding
+        )
         roster = np.concatenate([filled, decoding]) if len(filled) else decoding
         if not chunks and not len(decoding):
             return None
@@ -286,21 +281,21 @@ class Scheduler:
         while len(self._short(self._decoding)) > self.pool.available:
             if self._flights:
                 return False
-            self._preempt([*self._prefilling, *self._decoding.tolist()])
+            self._preempt([*self._prefill.begun, *self._decoding.tolist()])
         return True
 
     def _give_way(self) -> bool:
         """If somebody found no room in the last step while the batch lane holds some, make the batch lane smaller by
         one sequence; False: not before what is in flight is in."""
-        if not self._crowded:
+        if not self._prefill.crowded:
             return True
-        seats = np.concatenate([np.array(self._prefilling, dtype=np.int32), self._decoding])
+        seats = np.concatenate([np.array(self._prefill.begun, dtype=np.int32), self._decoding])
         batch = seats[self.seats.batch[seats]]
         if len(batch) and self._flights:
             return False
         if len(batch):
             self._preempt(batch.tolist())
-        self._crowded = False
+        self._prefill.crowded = False
         return True
 
     def _short(self, seats: Ints) -> Ints:
@@ -318,152 +313,13 @@ class Scheduler:
         self.seats.blocks[short] += 1
         return np.stack([self.seats.slot[short], blocks], axis=1).astype("<i4").tobytes()
 
-    def _prefill(self, budget: int, admitted: list[Admit]) -> tuple[list[tuple[int, int, int]], list[Sequence], Ints]:
-        """Spend up to `budget` tokens on prompts: first those begun, then new ones in the order of the queue; the
-        batch lane after all others, whether it has begun or not. Returns the chunks (slot, start, length), whose they
-        are, and the seats that are filled with this step."""
-        chunks: list[tuple[int, int, int]] = []
-        sequences: list[Sequence] = []
-        filled: list[int] = []
-        seats = self.seats
-
-        def chunk(seat: int) -> None:
-            nonlocal budget
-            start, fill = int(seats.filled[seat]), int(seats.fill[seat])
-            count = min(budget, fill - start)
-            budget -= count
-            chunks.append((int(seats.slot[seat]), start, count))
-            sequence = seats.who(seat)
-            sequences.append(sequence)
-            self.counts.ran(sequence.prompt.ids, sequence.reached, start, start + count)
-            seats.filled[seat] = seats.length[seat] = start + count
-            self._publish(seat)
-            if start + count == fill:
-                filled.append(seat)
-
-        self._waiting.promote()
-        begun, batch = self._prefilling, self.seats.batch
-        behind = [seat for seat in begun if batch[seat]]
-        for seat in [seat for seat in begun if not batch[seat]] if behind else begun.copy():
-            if budget <= 0:
-                break
-            chunk(seat)
-        while behind and budget > 0 and (new := self._admit(budget, admitted, batch=False)) is not None:
-            chunk(new)
-        for seat in behind:
-            if budget <= 0:
-                break
-            chunk(seat)
-        while budget > 0 and (new := self._admit(budget, admitted)) is not None:
-            chunk(new)
-        return chunks, sequences, np.array(filled, dtype=np.int32)
-
-    def _admit(self, budget: int, admitted: list[Admit], *, batch: bool = True) -> int | None:
-        """Seat the next sequence of the queue that may start, if there is one. One that does not fit may be passed by a
-        few others behind it, and then by nobody until it starts. Without `batch` the batch lane stays out."""
-        if not self._slots or not self.seats.free:
-            self._crowded = self.waiting > self.waiting_batch
-            return None
-        refused: list[int] = []
-        for sequence in islice(self._waiting, LOOK):
-            kept_free = 0
-            if sequence.priority >= BATCH and not sequence.vested:
-                slots, kept_free = self._kept_free()
-                if not batch or len(self._slots) <= slots:
-                    return None
-            fill = sequence.fill()
-            if not sequence.names:  # while it waits they stay what they are
-                sequence.names = self.tree.extend(self.tree.digests(sequence.prompt), fill)
-            # The last token is run again for its logits, so its block is never taken from the tree.
-            usable = sequence.names[: (len(fill) - 1) // self.limits.page_size]
-            if sequence.uncached:
-                usable = []
-            hit = self.tree.match(usable, fill)
-            if len(hit) < len(usable) and usable[len(hit)] in self._leads:
-                continue  # somebody is about to compute its next block: it waits for that, and others may pass
-            new = self.limits.blocks_for(len(fill)) - len(hit)
-            future = self.forecast.of(sequence, len(fill), hit, new, budget, self.running)
-            enough = new + self.pool.idle(hit) + kept_free <= self.pool.available
-            if enough and self._admission.admits(self.forecast.usage, self.pool.used + kept_free, future):
-                for account in set(refused):
-                    self._passed[account] += 1
-                if sequence.account not in refused:
-                    self._passed[sequence.account] = 0
-                return self._seat(sequence, fill, hit, new, future, admitted)
-            if sequence.priority < BATCH:
-                self._crowded = True
-            refused.append(sequence.account)
-            if len(refused) > LOOK_PAST or self._passed[sequence.account] >= MAX_PASSED:
-                return None
-        return None
-
-    def _kept_free(self) -> tuple[int, int]:
-        """Slots and blocks that the batch lane leaves to the others."""
-        seats = self.seats
-        running = np.concatenate([np.array(self._prefilling, dtype=np.int32), self._decoding])
-        others = running[~seats.batch[running]]
-        return len(others) // KEPT_FREE, int(seats.blocks[others].sum()) // KEPT_FREE
-
-    def _seat(self, sequence: Sequence, fill: Ints, hit: Ints, new: int, future: Future, admitted: list[Admit]) -> int:
-        """Give a sequence its slot and its blocks: those that the tree has, and `new` ones."""
-        seats = self.seats
-        self._waiting.remove(sequence)
-        seat = seats.sit(sequence, self._slots.pop(), len(fill))
-        self.pool.share(hit)
-        blocks = np.concatenate([hit, self.pool.take(new)])
-        seats.table[seat, : len(blocks)] = blocks
-        seats.blocks[seat] = len(blocks)
-        seats.published[seat] = len(hit)
-        self.forecast.start(seat, future)
-        seats.filled[seat] = seats.length[seat] = len(hit) * self.limits.page_size
-        cached = int(seats.filled[seat])
-        if not sequence.kept:
-            sequence.cached = cached
-        if not sequence.starts and not sequence.uncached:
-            self.counts.queries += len(fill)
-            self.counts.hits += cached
-        self.ledger.bill(sequence, len(fill) - cached)
-        self.counts.found(sequence.prompt.ids, sequence.reached, cached)
-        sequence.starts += 1
-        self.started.append(sequence)
-        self._leads.update(dict.fromkeys(sequence.names[len(hit) :], seat))
-        self._prefilling.append(seat)
-        admitted.append(
-            Admit(
-                slot=int(seats.slot[seat]),
-                ids=fill.astype("<i4").tobytes(),
-                blocks=blocks.astype("<i4").tobytes(),
-                stops=np.array(sequence.stops, dtype="<i4").tobytes(),
-                seed=sequence.seed,
-                choice=sequence.choice,
-                prompt_len=len(sequence.prompt),
-                sampling=sequence.sampling,
-            )
-        )
-        return seat
-
-    def _publish(self, seat: int) -> None:
-        """A chunk is planned: the blocks that it fills are anybody's to read."""
-        seats, sequence = self.seats, self.seats.who(seat)
-        start, full = int(seats.published[seat]), int(seats.filled[seat]) // self.limits.page_size
-        if full > start:
-            names = sequence.names[:full]
-            seats.published[seat] = self.tree.publish(names, sequence.fill(), seats.row(seat), start)
-            self._unlead(names[start:], seat)
-
-    def _unlead(self, names: list[bytes], seat: int) -> None:
-        """The blocks of these names are computed, or will not be: nobody waits for `seat` to do it any more."""
-        for name in names:
-            if self._leads.get(name) == seat:
-                del self._leads[name]
-
     def _advance(self, filled: Ints, decoding: Ints) -> None:
         """A plan is sealed: count what it does, and let go of the sequences whose last step it is."""
         seats = self.seats
         seats.length[decoding] += 1
         if len(filled):
             gone = set(filled.tolist())
-            self._prefilling = [seat for seat in self._prefilling if seat not in gone]
+            self._prefill.begun = [seat for seat in self._prefill.begun if seat not in gone]
             self._decoding = np.concatenate([decoding, filled])
         sampled = self._decoding  # exactly the roster: those that decoded and those just filled
         seats.scheduled[sampled] += 1
@@ -483,12 +339,12 @@ class Scheduler:
         for seat in who.tolist():
             slot = int(seats.slot[seat])
             self._released.append(slot)
-            self._slots.append(slot)
+            self._prefill.slots.append(slot)
             self._release(seat)
         seats.slot[who] = NO_SLOT
         seats.blocks[who] = 0
         self._decoding = self._decoding[seats.slot[self._decoding] != NO_SLOT]
-        self._prefilling = [seat for seat in self._prefilling if seats.slot[seat] != NO_SLOT]
+        self._prefill.begun = [seat for seat in self._prefill.begun if seats.slot[seat] != NO_SLOT]
 
     def _release(self, seat: int) -> None:
         """Give a seat's blocks back. Those whose content is known stay in the tree: all before the last token that has
@@ -496,7 +352,7 @@ class Scheduler:
         seats, sequence, page = self.seats, self.seats.who(seat), self.limits.page_size
         published, names, ids = int(seats.published[seat]), sequence.names, sequence.prompt.ids
         if seats.filled[seat] < seats.fill[seat]:
-            self._unlead(names[published:], seat)
+            self._prefill.unlead(names[published:], seat)
             names = names[:published]
         elif seats.returned[seat]:
             ids = np.concatenate([ids, seats.generated(seat)])
