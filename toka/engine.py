@@ -15,7 +15,6 @@ are coroutines.
 import asyncio
 import contextlib
 import logging
-import math
 import secrets
 from collections.abc import Callable, Iterator
 from typing import assert_never
@@ -33,12 +32,13 @@ from toka.core.progress import Diverged, Progress
 from toka.core.prompt import Prompt
 from toka.core.scheduler import Scheduler
 from toka.core.sequence import End, Sequence
-from toka.errors import BadRequest, ConfigError, ContextLengthExceeded, RateLimited, StartError, Unavailable
+from toka.errors import BadRequest, ConfigError, ContextLengthExceeded, StartError, Unavailable
 from toka.generation import Choice, Generation
 from toka.link import Wire
 from toka.metrics.record import ABORT, ERROR, Metrics, State, Times
 from toka.model import ModelFolder
 from toka.request import Delta, Listener, Request, Sampling
+from toka.room import Room
 from toka.text.output import TextOutput
 from toka.text.tokenizer import Tokenizer
 from toka.weights import weights_of
@@ -62,8 +62,6 @@ log = logging.getLogger("toka.engine")
 
 MAX_AHEAD = 16
 """Plans in flight at most, however short the steps are."""
-ROOM_HOLDS = 1.0
-"""Seconds for which an estimate of when there is room is good enough: to make one takes milliseconds."""
 
 OnLoading = Callable[[str, int, int], None]
 """Told of a worker's start: the phase, how much of it is done, how much there is."""
@@ -110,9 +108,7 @@ class Engine:
         self._ready = asyncio.Event()
         self._over: asyncio.Future[None] | None = None
         self._requests = 0
-        self._room: dict[str, tuple[float, float]] = {}
-        """Of each tenant that was refused when that was last looked at, and when a request of then would start; of the
-        loop's clock."""
+        self._room = Room(config.max_waiting_requests, config.max_waiting_tokens)
 
     def __repr__(self) -> str:
         return f"<Engine {len(self._generations)} requests, {self._scheduler or 'no worker'}>"
@@ -136,30 +132,14 @@ class Engine:
 
     def check_room(self, tenant: str) -> None:
         """Raises Unavailable or RateLimited if a tenant's request that comes now is not taken, whatever is in it."""
-        if not self._crowded(tenant):
+        if not self._room.full(self._serving().queue, tenant):
             return
         if self._wakeup is not None:  # those who came since the last step may have room
             self._wakeup.cancel()
             self._awake()
-            if not self._crowded(tenant):
-                return
-        scheduler, now = self._serving(), asyncio.get_running_loop().time()
-        held = scheduler.queue.held(tenant)
-        asked, when = self._room.get(tenant, (-math.inf, 0.0))
-        if now >= asked + ROOM_HOLDS:
-            when = now + scheduler.until_start(held.tokens // max(held.sequences, 1), 1, tenant)
-            self._room[tenant] = (now, when)
-        seconds = max(math.ceil(when - now), 1)
-        raise RateLimited(
-            f"{held.requests} requests of yours with {held.tokens} prompt tokens are waiting, and no more are taken. "
-            f"Try again in about {seconds} seconds.",
-            retry_after=seconds,
-        )
-
-    def _crowded(self, tenant: str) -> bool:
-        config, held = self._config, self._serving().queue.held(tenant)
-        requests, tokens = config.max_waiting_requests, config.max_waiting_tokens
-        return (requests is not None and held.requests >= requests) or (tokens is not None and held.tokens >= tokens)
+        scheduler = self._serving()
+        if self._room.full(scheduler.queue, tenant):
+            raise self._room.refusal(scheduler, tenant, asyncio.get_running_loop().time())
 
     def submit(self, request: Request, listener: Listener) -> Generation:
         """Start a request. Raises RequestError, before any work is done, if it cannot be served."""
