@@ -259,3 +259,17 @@ async def chat(app: ASGIApp, messages: Any = None, **fields: object) -> Answer:
 async def complete(app: ASGIApp, prompt: object, **fields: object) -> Answer:
     """POST /v1/completions."""
     return await post(app, "completions", {"prompt": prompt, **fields})
+
+
+class Heard:
+    """A listener that remembers."""
+
+    def __init__(self) -> None:
+        self.deltas: list[Delta] = []
+        self.errors: list[RequestError] = []
+
+    def deliver(self, deltas: list[Delta]) -> None:
+        self.deltas += deltas
+
+    def fail(self, error: RequestError) -> None:
+        self.errors.append(error)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from tests.api.fakes import FakeServer, post
+from tests.api.fakes import FakeServer, Heard, post
 from toka.api.app import App
 from toka.api.chunks import ChatChunks, TextChunks, encode_text
 from toka.api.exchange import Exchange
 from toka.api.relay import Paced
 from toka.api.reply import Tally
 from toka.api.stream import EventStream, resume
-from toka.errors import BadRequest, EngineFault, RequestError
+from toka.errors import BadRequest, EngineFault
 from toka.request import Delta
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
@@ -440,20 +440,6 @@ async def test_resume_is_cancelled() -> None:
 
 
 # stream_interval
-
-
-class Heard:
-    """A listener that remembers."""
-
-    def __init__(self) -> None:
-        self.deltas: list[Delta] = []
-        self.errors: list[RequestError] = []
-
-    def deliver(self, deltas: list[Delta]) -> None:
-        self.deltas += deltas
-
-    def fail(self, error: RequestError) -> None:
-        self.errors.append(error)
 
 
 def test_w_sse_7_interval_first_and_last_at_once() -> None:

@@ -10,35 +10,22 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.api.fakes import Heard
 from tests.fakes import write_tiny_model
 from toka.config import Config
 from toka.engine import Engine
-from toka.errors import RequestError, StartError
+from toka.errors import StartError
 from toka.metrics.histogram import Histogram
 from toka.metrics.page import Page
 from toka.metrics.record import Metrics
 from toka.metrics.report import Report
 from toka.model import ModelFolder
-from toka.request import Delta, Request
+from toka.request import Request
 from toka.sim.loopback import Loopback
 from toka.text.tokenizer import Tokenizer
 from toka.wire import Loading
 
 PROMPT = list(range(40, 80))
-
-
-class Silent:
-    """A listener that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.deltas: list[Delta] = []
-        self.errors: list[RequestError] = []
-
-    def deliver(self, deltas: list[Delta]) -> None:
-        self.deltas += deltas
-
-    def fail(self, error: RequestError) -> None:
-        self.errors.append(error)
 
 
 class ByHand(Loopback):
@@ -122,7 +109,7 @@ async def test_a_request_from_end_to_end(folder: Path) -> None:
     """Two samples of 40 tokens, of which the second finds 32 in the cache: they arrive at 100, start at 101, and their
     tokens come at 103, 104 and 106."""
     async with standing(folder) as stand:
-        stand.engine.submit(asking(n=2), Silent())
+        stand.engine.submit(asking(n=2), Heard())
         before = stand.samples()
         assert before["toka_num_requests_waiting{online}"] == 2
         assert before["toka_num_requests_running"] == 0
@@ -191,11 +178,11 @@ async def test_a_request_from_end_to_end(folder: Path) -> None:
 async def test_streams_that_prefill_beside_others(folder: Path) -> None:
     """A step that does both is mixed, and who decodes in it waited no longer than since the step before."""
     async with standing(folder) as stand:
-        stand.engine.submit(asking(stream=True, max_tokens=40), Silent())
+        stand.engine.submit(asking(stream=True, max_tokens=40), Heard())
         await stand.turn(101.0)
         stand.land(102.0)
         stand.land(102.5)
-        stand.engine.submit(asking(stream=True, prompts=[[1, 2, 3]], max_tokens=2), Silent())
+        stand.engine.submit(asking(stream=True, prompts=[[1, 2, 3]], max_tokens=2), Heard())
         await stand.turn(103.0)
         metrics, landed = stand.metrics, 0
         while stand.link.waiting:
@@ -211,9 +198,9 @@ async def test_streams_that_prefill_beside_others(folder: Path) -> None:
 async def test_w_cxl_1_who_hangs_up_is_counted(folder: Path) -> None:
     """What is cancelled ends with `abort`, each sample once: before it starts, or in its middle."""
     async with standing(folder) as stand:
-        waiting = stand.engine.submit(asking(n=3), Silent())
+        waiting = stand.engine.submit(asking(n=3), Heard())
         waiting.cancel()
-        running = stand.engine.submit(asking(n=2, max_tokens=50), Silent())
+        running = stand.engine.submit(asking(n=2, max_tokens=50), Heard())
         await stand.turn(101.0)
         stand.land(102.0)
         running.cancel()
@@ -230,14 +217,14 @@ async def test_w_cxl_1_who_hangs_up_is_counted(folder: Path) -> None:
 async def test_a_stop_string_ends_with_stop(folder: Path) -> None:
     """The engine's own ends are counted like the worker's, with the tokens that are told."""
     async with standing(folder) as stand:
-        plain = Silent()
+        plain = Heard()
         stand.engine.submit(asking(max_tokens=30), plain)
         await stand.turn(101.0)
         while stand.link.waiting:
             stand.land(102.0)
         text = plain.deltas[0].text
         place = next(i for i in range(5, len(text)) if text[i] != "\ufffd" and text.index(text[i]) == i)
-        stopped = Silent()
+        stopped = Heard()
         stand.engine.submit(asking(max_tokens=30, stop=(text[place],)), stopped)
         await stand.turn(101.0)
         while stand.link.waiting:
@@ -250,7 +237,7 @@ async def test_a_stop_string_ends_with_stop(folder: Path) -> None:
 async def test_a_lost_worker(folder: Path) -> None:
     """What it ran ends with `error`; the gauges fall to nothing, and the counters stay."""
     async with standing(folder) as stand:
-        client = Silent()
+        client = Heard()
         stand.engine.submit(asking(n=2), client)
         await stand.turn(101.0)
         stand.land(102.0)
@@ -266,7 +253,7 @@ async def test_a_preempted_sequence_waited_for_its_next_token(folder: Path) -> N
     """Each token but a sequence's first has a latency, also the one that comes after a preemption; a sequence starts
     and begins once, however often it is preempted."""
     async with standing(folder, blocks=12, look_ahead=False, max_tokens_per_forward=256) as stand:
-        stand.engine.submit(asking(prompts=[[1] * 8, [2] * 8, [3] * 8], max_tokens=90), Silent())
+        stand.engine.submit(asking(prompts=[[1] * 8, [2] * 8, [3] * 8], max_tokens=90), Heard())
         now = 101.0
         await stand.turn(now)
         while stand.link.waiting:
@@ -288,7 +275,7 @@ async def test_hydragen_is_counted(folder: Path) -> None:
     """Groups as they are, and the tokens that their steps need not read again."""
     options = {"use_hydragen": True, "hydragen_min_group_size": 2, "hydragen_min_prefix_len": 16}
     async with standing(folder, **options) as stand:
-        stand.engine.submit(asking(n=4, max_tokens=3), Silent())
+        stand.engine.submit(asking(n=4, max_tokens=3), Heard())
         await stand.turn(101.0)
         assert stand.samples()["toka_hydragen_groups"] == 1
         while stand.link.waiting:
@@ -302,8 +289,8 @@ async def test_hydragen_is_counted(folder: Path) -> None:
 async def test_lanes(folder: Path) -> None:
     """Who waits is told by lane; vLLM's name has both."""
     async with standing(folder) as stand:
-        stand.engine.submit(asking(n=2), Silent())
-        stand.engine.submit(asking(n=3, priority=1 << 20), Silent())
+        stand.engine.submit(asking(n=2), Heard())
+        stand.engine.submit(asking(n=3, priority=1 << 20), Heard())
         samples = stand.samples()
         assert samples["toka_num_requests_waiting{online}"] == 2
         assert samples["toka_num_requests_waiting{batch}"] == 3
@@ -339,7 +326,7 @@ async def test_the_line_in_the_log(folder: Path) -> None:
     async with standing(folder) as stand:
         report = Report(stand.metrics)
         assert report.line() is None
-        stand.engine.submit(asking(n=2, max_tokens=40), Silent())
+        stand.engine.submit(asking(n=2, max_tokens=40), Heard())
         await stand.turn(104.0)
         stand.land(104.0, busy=1.0)
         assert report.line() == (

@@ -61,26 +61,11 @@ class Sampler:
         self._check(logits, count)
         if not count:
             return
-        groups = triton.cdiv(self.tiles, _GROUP)
         first = (logits, logits.stride(0), rows, state.temperature, state.top_k, state.min_p, state.dead)
         for floored in (False, True) if full else (False,):
             if floored:
                 self._search(logits, rows, state, self._maxima, self._sums, self._floors)
-            _tiles[(count, groups)](
-                *first,
-                self._maxima,
-                self._sums,
-                self._floors,
-                self.vocab_size,
-                self.tiles,
-                RAW=False,
-                FLOORED=floored,
-                COLD=GREEDY_BELOW,
-                TILE=TILE,
-                GROUP=_GROUP,
-                WIDTH=self._width,
-                num_warps=4,
-            )
+            self._sum_tiles(*first, raw=False, floored=floored)
         _rows[(count,)](
             *first,
             positions,
@@ -115,27 +100,9 @@ class Sampler:
         self._check(logits, count)
         if not count:
             return Scores.of(logits.float(), tokens, width)
-        _tiles[(count, triton.cdiv(self.tiles, _GROUP))](
-            logits,
-            logits.stride(0),
-            tokens,
-            self._floors,
-            self._floors,
-            self._floors,
-            self._floors,
-            self._maxima,
-            self._sums,
-            self._floors,
-            self.vocab_size,
-            self.tiles,
-            RAW=True,
-            FLOORED=False,
-            COLD=GREEDY_BELOW,
-            TILE=TILE,
-            GROUP=_GROUP,
-            WIDTH=self._width,
-            num_warps=4,
-        )
+        # At temperature 1 nothing of a slot is looked at.
+        none = self._floors
+        self._sum_tiles(logits, logits.stride(0), tokens, none, none, none, none, raw=True, floored=False)
         maxima, sums = self._maxima[:count], self._sums[:count]
         top = maxima.amax(dim=-1, keepdim=True)
         rest = ((maxima - top).exp() * sums).sum(dim=-1, keepdim=True).log()
@@ -152,6 +119,42 @@ class Sampler:
             ids.gather(1, places).to(torch.int32),
             own.gather(1, places),
             none,
+        )
+
+    def _sum_tiles(
+        self,
+        logits: Tensor,
+        stride: int,
+        rows: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        min_p: Tensor,
+        dead: Tensor,
+        *,
+        raw: bool,
+        floored: bool,
+    ) -> None:
+        """Launch `_tiles` over N rows."""
+        _tiles[(len(rows), triton.cdiv(self.tiles, _GROUP))](
+            logits,
+            stride,
+            rows,
+            temperature,
+            top_k,
+            min_p,
+            dead,
+            self._maxima,
+            self._sums,
+            self._floors,
+            self.vocab_size,
+            self.tiles,
+            RAW=raw,
+            FLOORED=floored,
+            COLD=GREEDY_BELOW,
+            TILE=TILE,
+            GROUP=_GROUP,
+            WIDTH=self._width,
+            num_warps=4,
         )
 
     def _check(self, logits: Tensor, count: int) -> None:

@@ -1,27 +1,13 @@
-"""Triton's compiler takes the kernels of products, as tests/workers/attention/test_compiles.py has it for attention."""
+"""Triton's compiler takes the kernels of products."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.workers.attention.test_compiles import compile_one
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.workers.compiling import compile_apart, compile_one
 
 
 def test_the_kernels_compile(tmp_path: Path) -> None:
     """Down to what the GPU's assembler takes, in a process without the interpreter."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, __file__],
-        cwd=ROOT,
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    compile_apart(__file__, tmp_path)
 
 
 def compile_all() -> None:
